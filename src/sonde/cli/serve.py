@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--listen-fd", type=int, metavar="N",
         help="take connections of this listening socket, for programs that start this "
         "command")  # fmt: skip
+    add("--otlp-grpc", metavar="HOST:PORT",
+        help="receive OTLP profiles over gRPC there, too, as OpenTelemetry's eBPF profiler sends "
+        "them (usual port: 4317); with the same tokens and certificate")  # fmt: skip
     add("--open", action="store_true", help="no tokens; on loopback alone")
     add("--oidc", type=Path, metavar="FILE",
         help="take tokens of an OpenID Connect issuer, too (docs/guide/server.md)")  # fmt: skip
@@ -101,10 +106,20 @@ def run(args: argparse.Namespace) -> int:
     if listening is not None:
         host, port = listening.getsockname()[:2]
     address = Address(host, port, args.certificate, args.key, args.client_authority)
-    if args.open and not address.is_loopback:
+    receiver = None
+    if args.otlp_grpc is not None:
+        host, port = parse(args.otlp_grpc)
+        receiver = replace(address, host=host, port=port)
+    addresses = [address, receiver] if receiver else [address]
+    is_loopback = all(one.is_loopback for one in addresses)
+    if args.open and not is_loopback:
         raise UsageError(
             "--open would let anybody on the network read and write",
             "listen on 127.0.0.1, or make tokens with `sonde token make`",
+        )
+    if receiver is not None and importlib.util.find_spec("grpc") is None:
+        raise MissingDependency(
+            "--otlp-grpc needs grpcio", "install it: pip install 'sonde[server]'"
         )
     issuer = _issuer(args.oidc, args.open)
     rules = load(args.alerts) if args.alerts else None
@@ -113,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     if args.end_with_input:
         end_with_input.watch()
     with log_output.to_stderr(log_output.is_json(args.log_format), args.log_level):
-        if not address.is_loopback and not address.certificate:
+        if not is_loopback and not address.certificate:
             LOG.warning("tokens and data cross the network in the clear")
         service = Service(
             args.store,
@@ -127,11 +142,13 @@ def run(args: argparse.Namespace) -> int:
         service.issuer = issuer
         alerts = None
         try:
-            listener = Listener(service, address, listening)
+            listener = Listener(service, address, listening, receiver)
             if rules is not None:
                 alerts = service.alerts = Alerts(service, rules)
                 alerts.start()
             print(f"serving {listener.url}", flush=True)
+            if receiver is not None:
+                print(f"receiving OTLP over gRPC at {listener.otlp_target}", flush=True)
             manager.ready()
 
             def on_turn() -> None:

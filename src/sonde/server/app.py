@@ -21,14 +21,16 @@ from starlette.routing import Route
 
 from sonde.errors import SondeError
 from sonde.server import answers, fleet_releases, incidents, pages
+from sonde.server.admission import Bodies, RequestLog
 from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
+from sonde.server.otlp_ingest import OtlpIngest, sender_node
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
-from sonde.server.service import AUDIT, LOG, Bucket, RefusedRequestError, Service
+from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
-from sonde.server.turns import Places, Turns
+from sonde.server.turns import Turns
 from sonde.store.wal import WalBusyError, WalFailedError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -37,12 +39,6 @@ Handler = Callable[[Request], Awaitable[Response]]
 def refusal(status: int, cause: str, remedy: str = "", **headers: str) -> JSONResponse:
     """An error as every client gets it."""
     return JSONResponse({"error": cause, "remedy": remedy}, status, headers)
-
-
-REFUSALS_A_SECOND = 2.0
-"""Refusals of one tenant that are written to the audit log; others are only counted."""
-FAILURES_A_SECOND = 0.1
-"""Requests that failed by a defect of the server and whose traceback is logged."""
 
 
 DRAINED_BODIES = 4
@@ -70,24 +66,15 @@ class Api:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limits = service.limits
-        self._bodies_bytes: Counter[str] = Counter()
-        """Bytes in memory of bodies whose requests are not answered yet, by tenant."""
-        connections = self._limits.connections
-        self._bodies = Places(3 * connections // 4, connections // 2)
-        """For requests whose bodies arrive."""
+        self.bodies = Bodies(self._limits, service.counters)
+        self.requests = RequestLog(service.counters)
+        self.otlp = OtlpIngest(service)
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
         """One tenant uses at most all threads but one."""
         self._unsent_bytes: Counter[str] = Counter()
         """Bytes of answers that are not sent yet, by tenant."""
-        self._refusals: dict[str, Bucket] = {}
-        """By tenant, '' without a token: how many refusals may be logged."""
-        self._failures = Bucket(FAILURES_A_SECOND)
-        """How many tracebacks may be logged."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
-        self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
-        """Decodes one OTLP request at a time: decoded messages are large."""
-        self._profiles_turns = Turns(1, waiting, waiting // 4)
         self._opener = Opener(service.folder / "spill")
 
     def app(self) -> Starlette:
@@ -166,40 +153,27 @@ class Api:
                     response = refusal(400, "the request ended within its body", "send it again")
                 except Exception:
                     response = refusal(500, "the server has a defect", "see its log")
-                    if self._failures.take(1):
-                        LOG.exception("%s %s", request.method, request.url.path[:200])
+                    self.requests.failed(f"{request.method} {request.url.path[:200]}")
             if caller is None or response.status_code in (408, 413):
                 # The rest of the request is not read, and the connection is free for others.
                 response.headers["Connection"] = "close"
             if response.status_code < 400:
                 is_logged = scope is not Scope.INGEST
             else:
-                is_logged = self._refusals_of(caller).take(1)
-                if not is_logged:
-                    self._service.counters.refuse("unlogged")
+                is_logged = self.requests.may_note_refusal(caller)
             if is_logged:
-                AUDIT.info(
-                    "%s",
-                    json.dumps(
-                        {
-                            "token": caller.id if caller else "",
-                            "tenant": caller.tenant if caller else "",
-                            "method": request.method,
-                            "path": request.url.path[:200],
-                            "query": str(request.url.query)[:500],
-                            "status": response.status_code,
-                            "ms": round(1000 * (time.monotonic() - started), 1),
-                            "from": request.client.host if request.client else "",
-                        }
-                        | ({"why": refused.cause} if refused else {})
-                    ),
-                )
+                about = {
+                    "method": request.method,
+                    "path": request.url.path[:200],
+                    "query": str(request.url.query)[:500],
+                    "status": response.status_code,
+                    "ms": round(1000 * (time.monotonic() - started), 1),
+                    "from": request.client.host if request.client else "",
+                }
+                self.requests.note(caller, about | ({"why": refused.cause} if refused else {}))
             return response
 
         return guarded
-
-    def _refusals_of(self, caller: Caller | None) -> Bucket:
-        return self._refusals.setdefault(caller.tenant if caller else "", Bucket(REFUSALS_A_SECOND))
 
     async def _chunks(self, request: Request, caller: Caller) -> Response:
         started = time.perf_counter()
@@ -210,7 +184,7 @@ class Api:
             for future, _ in taken:
                 await asyncio.shield(asyncio.wrap_future(future))
         finally:
-            self._give_back(caller, len(body))
+            self.bodies.give_back(caller.tenant, len(body))
         self._service.counters.acked(time.perf_counter() - started)
         new = sum(fresh for _, fresh in taken)
         collect = not self._service.pauses.is_paused(caller.tenant)
@@ -258,34 +232,22 @@ class Api:
 
     async def _profiles(self, request: Request, caller: Caller) -> Response:
         """OTLP profiles: acknowledged as chunks are."""
-        from sonde.server import otlp_profiles  # and with it the messages of OTLP
-
         if request.headers.get("content-type", "").partition(";")[0] != "application/x-protobuf":
             raise RefusedRequestError(415, "not protobuf", "send application/x-protobuf")
         encoding = request.headers.get("content-encoding", "").lower()
+        sender = sender_node(request.client.host if request.client else "")
         body = await self._body(request, caller, ("", "identity", "gzip"))
         try:
-            with self._profiles_turns.place(caller.tenant):
-                async with self._profiles_turns.turn(caller.tenant):
-                    found = await asyncio.get_running_loop().run_in_executor(
-                        self._decoder,
-                        otlp_profiles.chunks,
-                        body,
-                        encoding,
-                        request.headers.get("x-sonde-node", ""),
-                        time.time_ns(),
-                    )
-            for one in found:
-                for future, _ in self._service.take(caller, one.node, one.content):
-                    await asyncio.shield(asyncio.wrap_future(future))
+            node = request.headers.get("x-sonde-node", "") or sender
+            await self.otlp.take(caller, body, encoding, node)
         finally:
-            self._give_back(caller, len(body))
+            self.bodies.give_back(caller.tenant, len(body))
         return Response(b"", media_type="application/x-protobuf")
 
     async def _body(
         self, request: Request, caller: Caller, encodings: Sequence[str] = ("identity",)
     ) -> bytes:
-        """The whole body; `_give_back` must be called for it. Raises RefusedRequestError."""
+        """The whole body; which must be given back (`Bodies`). Raises RefusedRequestError."""
         if request.headers.get("content-encoding", "identity").lower() not in encodings:
             remedy = "use gzip, or none" if "gzip" in encodings else "send chunks as they are"
             raise RefusedRequestError(415, "no such encoding", remedy)
@@ -294,7 +256,7 @@ class Api:
             self._service.counters.refuse("large")
             await self._drain(request)
             raise RefusedRequestError(413, "the request is too large", "send less at once")
-        with self._bodies.place(caller.tenant):
+        with self.bodies.place(caller.tenant):
             return await self._received(request, caller)
 
     async def _drain(self, request: Request) -> None:
@@ -315,33 +277,22 @@ class Api:
             async with asyncio.timeout(self._limits.body_s):
                 async for part in request.stream():
                     size += len(part)
-                    self._bodies_bytes[caller.tenant] += len(part)
+                    self.bodies.charge(caller.tenant, len(part))
                     if size > self._limits.body_bytes:
                         self._service.counters.refuse("large")
                         raise RefusedRequestError(
                             413, "the request is too large", "send less at once"
                         )
-                    of_tenant = self._bodies_bytes[caller.tenant]
-                    most = self._limits.bodies_bytes
-                    if of_tenant > most // 4 or self._bodies_bytes.total() > most:
-                        self._service.counters.refuse("busy")
-                        raise RefusedRequestError(503, "too much is sent at once", "try later")
                     parts.append(part)
             self._service.admit(caller, size)
         except TimeoutError:
-            self._give_back(caller, size)
+            self.bodies.give_back(caller.tenant, size)
             self._service.counters.refuse("slow")
             raise RefusedRequestError(408, "the request came too slowly", "send it again") from None
         except BaseException:
-            self._give_back(caller, size)
+            self.bodies.give_back(caller.tenant, size)
             raise
         return b"".join(parts)
-
-    def _give_back(self, caller: Caller, size: int) -> None:
-        """Bytes of a body are no longer in memory."""
-        self._bodies_bytes[caller.tenant] -= size
-        if not self._bodies_bytes[caller.tenant]:
-            del self._bodies_bytes[caller.tenant]
 
     def _query(
         self, question: answers.Question

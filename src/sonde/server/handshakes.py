@@ -11,7 +11,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import uvicorn
 
@@ -24,16 +24,32 @@ _PAUSE_S: Final = 0.05
 """Before the next attempt to accept, where there was no descriptor."""
 
 
+class Companion(Protocol):
+    """Another server of the same event loop."""
+
+    async def start(self) -> None:
+        """Begin to accept."""
+
+    async def stop(self) -> None:
+        """Accept no more, finish the rest."""
+
+
 class TlsServer(uvicorn.Server):
     """A server whose TLS handshakes are bounded as connections without a request are: the oldest of
     an origin that has many, and of all where they are half of what is allowed, are closed. Without
     TLS it is what uvicorn's is."""
 
     def __init__(
-        self, config: uvicorn.Config, limits: ServerLimits, refuse: Callable[[str], None]
+        self,
+        config: uvicorn.Config,
+        limits: ServerLimits,
+        refuse: Callable[[str], None],
+        companion: Companion | None = None,
     ) -> None:
-        """`refuse` is called with the reason where a handshake is ended."""
+        """`refuse` is called with the reason where a handshake is ended; `companion`: what starts
+        and stops with this server, in its event loop."""
         super().__init__(config)
+        self._companion = companion
         self._refuse = refuse
         self._silent: Silent[socket.socket] = Silent(limits)
         self._accepting: list[asyncio.Task[None]] = []
@@ -41,6 +57,8 @@ class TlsServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to accept."""
+        if self._companion is not None:
+            await self._companion.start()
         if self.config.ssl is None or sockets is None:
             await super().startup(sockets)
             return
@@ -54,6 +72,8 @@ class TlsServer(uvicorn.Server):
         for task in (*self._accepting, *self._handshakes):
             task.cancel()
         await asyncio.gather(*self._accepting, *self._handshakes, return_exceptions=True)
+        if self._companion is not None:
+            await self._companion.stop()
         await super().shutdown(sockets)
 
     async def _accept(self, listening: socket.socket, tls: ssl.SSLContext) -> None:

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -20,6 +20,9 @@ from sonde.server.app import Api
 from sonde.server.handshakes import TlsServer
 from sonde.server.service import Bucket, ServerLimits, Service
 from sonde.server.silent import Silent
+
+if TYPE_CHECKING:
+    from sonde.server.otlp_grpc import GrpcReceiver
 
 LEAST_READ_BYTES = 64 << 10
 """What a client must read of its answer within each `unread_s`."""
@@ -210,21 +213,42 @@ class Listener:
     """A service on a socket."""
 
     def __init__(
-        self, service: Service, address: Address, listening: socket.socket | None = None
+        self,
+        service: Service,
+        address: Address,
+        listening: socket.socket | None = None,
+        otlp_grpc: Address | None = None,
     ) -> None:
-        """Bind and listen, unless a socket that does is given. Raises UsageError for an address or
-        certificate that cannot be used."""
+        """Bind and listen, unless a socket that does is given. `otlp_grpc`: where OTLP is received
+        over gRPC, too. Raises UsageError for an address or certificate that cannot be used."""
         self._address, self._limits = address, service.limits
         self._refuse = service.counters.refuse
         self._socket = listening or listening_socket(address.host, address.port)
+        api = Api(service)
         try:
-            self._config = _config(service, address)
+            self._config = _config(api, service, address)
             self._config.load()
         except (OSError, ValueError) as error:
             self._socket.close()
             raise UsageError(
                 f"the certificate cannot be used: {error}", "check --certificate and --key"
             ) from error
+        self._receiver: GrpcReceiver | None = None
+        if otlp_grpc is not None:
+            from sonde.server.otlp_grpc import GrpcReceiver  # and with it gRPC's library
+
+            try:
+                self._receiver = GrpcReceiver(
+                    service, otlp_grpc, api.bodies, api.requests, api.otlp
+                )
+            except UsageError:
+                self._socket.close()
+                raise
+
+    @property
+    def otlp_target(self) -> str:
+        """HOST:PORT where OTLP is received over gRPC; '': nowhere."""
+        return self._receiver.target if self._receiver else ""
 
     @property
     def url(self) -> str:
@@ -246,8 +270,11 @@ class Listener:
         log.addFilter(few)
         try:
             with self._socket:
-                TlsServer(self._config, self._limits, self._refuse).run(sockets=[self._socket])
+                server = TlsServer(self._config, self._limits, self._refuse, self._receiver)
+                server.run(sockets=[self._socket])
         finally:
+            if self._receiver is not None:
+                self._receiver.close()
             log.removeFilter(few)
 
     def renew_certificate(self) -> bool:
@@ -260,6 +287,8 @@ class Listener:
             # Tried first: a key that does not fit would leave the context without one.
             for one in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
                 one.load_cert_chain(address.certificate, address.key)
+            if self._receiver is not None:
+                self._receiver.renew_certificate()
         except (OSError, ValueError) as error:
             raise UsageError(
                 f"the certificate cannot be used: {error}", "the former one stays in use"
@@ -267,9 +296,9 @@ class Listener:
         return True
 
 
-def _config(service: Service, address: Address) -> uvicorn.Config:
+def _config(api: Api, service: Service, address: Address) -> uvicorn.Config:
     return uvicorn.Config(
-        Api(service).app(),
+        api.app(),
         http=protocol_with(service.limits, service.counters.refuse),
         loop="auto",
         lifespan="off",
