@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP service: takes chunks, answers questions. docs/design/store.md
+"""The service: takes chunks and OTLP, answers questions over HTTP. docs/design/store.md
 
 Terms:
 - tenant: whose data it is; scope: what a token allows; open: no token is needed
