@@ -73,7 +73,7 @@ def test_what_the_profiler_sends_is_what_ran(tmp_path, capsys):
         assert server.process and server.process.stdout
         target = server.process.stdout.readline().split()[-1]
         with log.open("w") as out:
-            # A mount namespace of its own: the machine may have no tracefs, and gets none by this.
+            # A separate mount namespace: the machine may have no tracefs, and gets none by this.
             profiler = subprocess.Popen(
                 [
                     *("unshare", "--mount", "sh", "-c"),

@@ -207,7 +207,7 @@ def test_what_is_too_large_or_no_profile_is_refused(tmp_path: Path) -> None:
         refused = {
             "large": await to.call(bytes(MESSAGE_BYTES + 1)),
             "bomb": await to.call(bomb, compression=gz),
-            "bomb of its own": await to.call(gzip.compress(bomb, 1)),
+            "bomb in bytes": await to.call(gzip.compress(bomb, 1)),
             "deflate": await to.call(BODY * 9, compression=deflate),
             "no profiles": await to.call(b"\xff" * 100),
             "cut gzip": await to.call(gzip.compress(BODY)[:-9]),
@@ -218,7 +218,7 @@ def test_what_is_too_large_or_no_profile_is_refused(tmp_path: Path) -> None:
         assert {name: status for name, (status, _) in refused.items()} == {
             "large": "RESOURCE_EXHAUSTED",
             "bomb": "RESOURCE_EXHAUSTED",
-            "bomb of its own": "RESOURCE_EXHAUSTED",
+            "bomb in bytes": "RESOURCE_EXHAUSTED",
             "deflate": "UNIMPLEMENTED",
             "no profiles": "INVALID_ARGUMENT",
             "cut gzip": "INVALID_ARGUMENT",
@@ -315,7 +315,7 @@ def test_the_certificate_is_the_servers_and_is_read_again(tmp_path: Path) -> Non
         first = certificate.read_bytes()
         pair = (key.read_bytes(), first)
         assert await call(first, pair) == "OK"
-        assert await call(first) == "UNAVAILABLE"  # without a certificate of its own
+        assert await call(first) == "UNAVAILABLE"  # without a certificate
         write_certificate(certificate, key)
         to.receiver.renew_certificate()
         second = certificate.read_bytes()
