@@ -19,7 +19,8 @@ from test_server_opened import unpacked
 
 from captures import scene
 from sonde.server import answers, listen, opened
-from sonde.server.app import REFUSALS_A_SECOND, Api
+from sonde.server.admission import REFUSALS_A_SECOND
+from sonde.server.app import Api
 from sonde.server.opened import Opener
 from sonde.server.service import RefusedRequestError, ServerLimits, Service
 from sonde.server.tokens import Scope
