@@ -226,7 +226,7 @@ class Listener:
         self._socket = listening or listening_socket(address.host, address.port)
         api = Api(service)
         try:
-            self._config = _config(api, service, address)
+            self._config = _config(service, address, api)
             self._config.load()
         except (OSError, ValueError) as error:
             self._socket.close()
@@ -296,9 +296,9 @@ class Listener:
         return True
 
 
-def _config(api: Api, service: Service, address: Address) -> uvicorn.Config:
+def _config(service: Service, address: Address, api: Api | None = None) -> uvicorn.Config:
     return uvicorn.Config(
-        api.app(),
+        (api or Api(service)).app(),
         http=protocol_with(service.limits, service.counters.refuse),
         loop="auto",
         lifespan="off",
