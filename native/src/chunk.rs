@@ -157,22 +157,30 @@ fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, u
 }
 
 /// One zstd frame. The compressor is kept: to make it for each chunk costs as much as the compression.
-fn compressed(raw: &[u8]) -> std::io::Result<Vec<u8>> {
+fn compressed(raw: &[u8], level: i32) -> std::io::Result<Vec<u8>> {
     static KEPT: Mutex<Option<zstd::bulk::Compressor<'static>>> = Mutex::new(None);
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     if kept.is_none() {
-        *kept = Some(zstd::bulk::Compressor::new(COMPRESSION)?);
+        *kept = Some(zstd::bulk::Compressor::new(level)?);
     }
-    kept.as_mut().map_or_else(|| zstd::bulk::compress(raw, COMPRESSION), |it| it.compress(raw))
+    kept.as_mut().map_or_else(
+        || zstd::bulk::compress(raw, level),
+        |it| {
+            it.set_compression_level(level)?;
+            it.compress(raw)
+        },
+    )
 }
 
 /// Encode one chunk: `meta` (the chunk's metadata) is JSON, each table a list of parts, each part
-/// columns by name.
+/// columns by name; `level` is zstd's, None the usual one.
 #[pyfunction]
+#[pyo3(signature = (meta, tables, level=None))]
 fn encode_chunk<'py>(
     py: Python<'py>,
     meta: &str,
     tables: Vec<(String, Vec<Bound<'py, PyDict>>)>,
+    level: Option<i32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut meta: Value = serde_json::from_str(meta).map_err(bad)?;
     let mut raw = Vec::new();
@@ -188,7 +196,7 @@ fn encode_chunk<'py>(
     meta["tables"] = json!(entries);
     let meta = meta.to_string();
     let out = py.detach(|| -> std::io::Result<Vec<u8>> {
-        let payload = compressed(&raw)?;
+        let payload = compressed(&raw, level.unwrap_or(COMPRESSION))?;
         let mut out = Vec::with_capacity(32 + meta.len() + payload.len());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());

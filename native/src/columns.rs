@@ -157,11 +157,15 @@ impl Columns {
         Column::Texts { values: vec![text; self.__len__()] }
     }
 
-    /// The records whose field `smaller` is less than their field `larger`.
-    fn where_less(&self, smaller: &str, larger: &str) -> PyResult<Self> {
+    /// The records whose field `smaller` is less than their field `larger`, by `least` or more.
+    #[pyo3(signature = (smaller, larger, least=0))]
+    fn where_less(&self, smaller: &str, larger: &str, least: u64) -> PyResult<Self> {
         let (smaller, larger) = (self.field(smaller)?, self.field(larger)?);
         let kept = self.rows.chunks_exact(self.layout.size);
-        let kept = kept.filter(|row| smaller.read(row) < larger.read(row));
+        let kept = kept.filter(|row| {
+            let (smaller, larger) = (smaller.read(row), larger.read(row));
+            smaller < larger && larger - smaller >= least
+        });
         Ok(Self { layout: self.layout.clone(), rows: kept.flatten().copied().collect() })
     }
 

@@ -227,8 +227,8 @@ class Columns:
     def repeated(self, value: int) -> Column: ...
     def zeros(self) -> Column: ...
     def constant(self, text: str) -> Column: ...
-    def where_less(self, smaller: str, larger: str) -> Columns:
-        """The records in which one field is smaller than another."""
+    def where_less(self, smaller: str, larger: str, least: int = 0) -> Columns:
+        """The records in which one field is smaller than another, by `least` or more."""
 
     def texts(self, name: str, names: dict[int, str], other: str) -> Column:
         """For the encoder: each value by its name."""
@@ -417,8 +417,13 @@ class NativePoller:
         to be read soon. The name of the running group is written to `page`, which must be
         writable; its last 8 bytes count ticks, of which there is one a second at least."""
 
-def encode_chunk(meta: str, tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]]) -> bytes:
-    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values."""
+def encode_chunk(
+    meta: str,
+    tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]],
+    level: int | None = None,
+) -> bytes:
+    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values. `level`
+    is zstd's; None: the usual one."""
 
 def errors_contract() -> str:
     """abi/errors.json as compiled in."""

@@ -96,6 +96,10 @@ class Config:
     """How often a chunk is written: a killed recorder loses so much at most."""
     wait_span_ms: float = 10.0
     """Waits at least this long are kept one by one."""
+    row_ms: float = 0.0
+    """What a row of waits stands for at least: a stack of less time is kept by chance, and then
+    stands for so much. Totals of less, and what a process used, are added up until it is so much,
+    or a chunk ends. 0: rows of any time."""
     stack_gap_ms: float = 10.0
     """About how far apart stacks of a thread's waits, and of its calls, are taken; each stands for
     the others since the last one."""
@@ -118,6 +122,7 @@ class Config:
         _between("chunk_s", self.chunk_s, self.tick_s, 600)
         _between("otlp_period_s", self.otlp_period_s, 1, 3600)
         _between("wait_span_ms", self.wait_span_ms, 0.1, 60_000)
+        _between("row_ms", self.row_ms, 0, 60_000)
         _between("stack_gap_ms", self.stack_gap_ms, 0, 60_000)
         _between("device_budget", self.device_budget, 0.0001, 0.5)
         _between("probe_budget", self.probe_budget, 0, 1)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import tracemalloc
 
 import pytest
@@ -68,3 +69,39 @@ def test_rows_of_many_ticks_take_little_memory():
 
     assert taken(compacts=True)[0] < taken(compacts=False)[0] / 2
     assert taken(compacts=True)[0] < TICKS * 4_000 * 150
+
+
+def drawn(tick):
+    """Rows of `activity` as a node has them: some threads of some, in any order."""
+    chance = random.Random(tick)
+    return [
+        (tick * 10**9, chance.choice(("blocked", "runqueue")), "futex", "", "futex", "", 0,
+         tid // 8, 10**9 + tid // 8 * 12_345, tid, 1, chance.randrange(10**8), 0, 5, 0, 0)
+        for tid in chance.sample(range(2_000), 400)
+    ]  # fmt: skip
+
+
+def test_a_packed_chunk_has_the_same_rows_and_takes_less(tmp_path):
+    usual, packed = ChunkBuilder(0), ChunkBuilder(0, packed=True)
+    for builder in (usual, packed):
+        for tick in range(TICKS):
+            builder.add("activity", drawn(tick))
+            builder.compact()
+    found, few = tables(usual, tmp_path / "a"), tables(packed, tmp_path / "b")
+    assert sorted(map(repr, found["activity"])) == sorted(map(repr, few["activity"]))
+    sizes = [(tmp_path / name).stat().st_size for name in "ab"]
+    assert sizes[1] < 0.9 * sizes[0]
+
+
+def test_rows_of_a_packed_chunk_that_are_joined_by_order_keep_it():
+    builder = ChunkBuilder(0, packed=True)
+    for tick in range(TICKS):
+        builder.add("sample", [
+            (tick, "blocked", name, 7, 1, 9, stack, 1.0, 1.0, 0.0)
+            for stack, name in enumerate(("poll", "futex", "poll", "futex"))
+        ])  # fmt: skip
+    columns = builder._columns("sample", builder.rows["sample"])
+    rows = zip(columns["name"], columns["time_ns"], columns["stack_id"], strict=True)
+    assert list(rows) == [("futex", tick, stack) for tick in range(TICKS) for stack in (1, 3)] + [
+        ("poll", tick, stack) for tick in range(TICKS) for stack in (0, 2)
+    ]

@@ -104,7 +104,7 @@ class Agent:
         """Events that each collector has seen, by its name."""
         self._spans = 0
         self._stack_limiter = StackRateLimiter()
-        self._chunk = ChunkBuilder(0)
+        self._chunk = self._new_chunk(0)
         self._released_ns = 0
         self._others = OtherProcesses(config.pids) if config.pids and sink is not None else None
         self._kernel = kernel or kernel_of(config, privileged=privileged, chooses=chooses)
@@ -256,7 +256,11 @@ class Agent:
         self._started_ns = self._tick_ns = time.monotonic_ns()
         self._loop_s = time.monotonic()
         self._event_loop.begin()
-        self._chunk = ChunkBuilder(self._started_ns)
+        self._chunk = self._new_chunk(self._started_ns)
+
+    def _new_chunk(self, start_ns: int) -> ChunkBuilder:
+        """An empty one; what crosses a network is packed."""
+        return ChunkBuilder(start_ns, packed=bool(self._config.server))
 
     def run(
         self,
@@ -311,7 +315,7 @@ class Agent:
         self._tick_ns = time.monotonic_ns()
         self._event_loop.begin()
         self._paused_ns = self._tick_ns - since_ns
-        self._chunk = ChunkBuilder(self._tick_ns)
+        self._chunk = self._new_chunk(self._tick_ns)
 
     def stop(self, program: ProgramRun | None = None) -> None:
         """Read what is left, detach and write the last chunk. Raises SinkError.
@@ -384,7 +388,7 @@ class Agent:
     def _rehearse(self) -> None:
         """Encode a chunk and drop it. The first chunk looks up the owner of every process and
         allocates the encoder's memory: 8 ms that are spent here, before the recording starts."""
-        chunk = ChunkBuilder(self._started_ns)
+        chunk = self._new_chunk(self._started_ns)
         stacks = range(REHEARSAL_ROWS)
         chunk.add("sample", [(0, "cpu", "", 0, 0, 0, stack, 1.0, 1.0, 0.0) for stack in stacks])
         self._dictionary.write(chunk)
@@ -499,7 +503,7 @@ class Agent:
             self._exporters.take_metrics(rows)
 
     def _flush(self, last: bool) -> None:
-        chunk, self._chunk = self._chunk, ChunkBuilder(self._tick_ns)
+        chunk, self._chunk = self._chunk, self._new_chunk(self._tick_ns)
         if self._sink is None:
             return
         self._dictionary.write(chunk)

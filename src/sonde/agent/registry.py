@@ -44,6 +44,11 @@ class Setup:
         """The least time between two stacks of one thread for one reason of waiting."""
         return int(self.config.stack_gap_ms * 1e6)
 
+    @property
+    def least_ns(self) -> int:
+        """What a row of waits, or of what a process used, stands for at least."""
+        return int(self.config.row_ms * 1e6)
+
 
 @dataclass(frozen=True, slots=True)
 class Registration:
@@ -62,7 +67,10 @@ class Registration:
 
 def _waits(setup: Setup) -> WaitCollector:
     span_min_ns = int(setup.config.wait_span_ms * 1e6)
-    return WaitCollector(setup.kernel, span_min_ns=span_min_ns, stack_gap_ns=setup.stack_gap_ns)
+    return WaitCollector(
+        setup.kernel, span_min_ns=span_min_ns, stack_gap_ns=setup.stack_gap_ns,
+        least_ns=setup.least_ns,
+    )  # fmt: skip
 
 
 def _waits_object(setup: Setup) -> BpfObject:

@@ -9,7 +9,7 @@ import logging
 import platform
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit, urlunsplit
 
 from sonde.cli import end_with_input, log_output
@@ -23,8 +23,17 @@ if TYPE_CHECKING:
     from sonde.sinks.server import ServerSink
 
 LOG = logging.getLogger("sonde.agent")
-ALWAYS_HZ = 19
-"""Default of on-CPU samples per second on each CPU with --server, as such an agent always runs."""
+ALWAYS: Final = {
+    "hz": 19,
+    "host_hz": 10,
+    "chunk_s": 10.0,
+    "wait_span_ms": 100.0,
+    "row_ms": 50.0,
+    "stack_gap_ms": 50.0,
+}
+"""Defaults with --server, as such an agent always runs and all that it sees crosses the network. A
+row of waits stands for about as much time as a sample on a CPU does (1 s / 19), and stacks of a
+thread's waits are as far apart."""
 EXAMPLE = """\
 examples:
   sudo sonde agent --prometheus 127.0.0.1:9400     a metrics endpoint for Prometheus, on loopback
@@ -62,7 +71,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "(default: /var/lib/sonde/spool, or below ~/.local/state)")  # fmt: skip
     add("--spool-mb", type=int, metavar="N",
         help="how much may wait there, oldest dropped first (default: 256)")  # fmt: skip
-    add("--chunk", type=float, metavar="S", help="send every S seconds (default: 5)")
+    add("--chunk", type=float, metavar="S", help="send every S seconds (default: 10; with -o 5)")
     add("-F", "--hz", type=int, metavar="HZ",
         help="samples per second on each CPU (default: 99; with --server 19)")  # fmt: skip
     add("-o", "--output", type=Path, metavar="FILE",
@@ -167,7 +176,7 @@ def _config(args: argparse.Namespace) -> Config:
         flags |= {"device_calls": False, "device_metrics": False}
     config = load(flags, defaults={"host_metrics": True})
     if config.server:
-        return load(flags, defaults={"host_metrics": True, "hz": ALWAYS_HZ})
+        return load(flags, defaults={"host_metrics": True, **ALWAYS})
     if not args.output:  # without chunks nobody gets the stacks
         return dataclasses.replace(config, on_cpu=False, off_cpu=False)
     return config

@@ -7,9 +7,10 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from sonde import procfs
+from sonde import _native, procfs
 from sonde.collect.attached import Scanning
 from sonde.collect.collector import Batch, ProcessKey
 from sonde.collect.kernel import BpfObject, Kernel, by_cpus, expect_fields, refusal
@@ -55,8 +56,13 @@ class TaskCollector(Scanning):
         """What is loaded into the kernel for it."""
         return BpfObject("tasks", max_entries={"usage": _room()}, takes_stacks=False)
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Kernel, *, least_ns: int = 0) -> None:
+        """`least_ns`: time on a CPU or ready that a row has at least; what a process used is added
+        up until it has so much, at the latest until a chunk ends."""
         super().__init__(kernel.load(self.bpf_object()))
+        self._least_ns = least_ns
+        self._small: dict[ProcessKey, tuple[int, ...]] = {}
+        """What has become no row yet, in the order of columns from `cpu_ns` on."""
         expect_fields(self._bpf, "usage", FIELDS)
 
     def start(self) -> None:
@@ -84,10 +90,9 @@ class TaskCollector(Scanning):
         if self._scan is not None:
             self._run_scan()
         rows = batch.rows["usage"] = []
-        for row in self._bpf.drain("usage"):
-            pid, start, cpu, ready, runs, waits, preempted, moves, minor, major, *io = row
+        for pid, start_ns, used in self._due(self._bpf.drain("usage"), to_the_end):
+            cpu, ready, runs, waits, preempted, moves, minor, major, *io = used
             read, written, reclaims, reclaim_ns, pages = io
-            start_ns = start - start % START_UNIT_NS
             rows.append((
                 since_ns, pid, start_ns, cpu, ready, runs, waits, preempted, moves,
                 minor, major, read, written, reclaims, reclaim_ns, pages,
@@ -96,6 +101,24 @@ class TaskCollector(Scanning):
         batch.groups = self._groups()
         batch.notes = self._notes()
         return batch
+
+    def _due(
+        self, drained: Iterable[_native.Row], everything: bool
+    ) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """(pid, start_ns, what it used) of what becomes a row now."""
+        small = self._small
+        for pid, start, *used in drained:
+            key = (pid, start - start % START_UNIT_NS)
+            if (before := small.pop(key, None)) is not None:
+                used = [one + more for one, more in zip(before, used, strict=True)]
+            if used[0] + used[1] < self._least_ns:
+                small[key] = tuple(used)
+            else:
+                yield *key, used
+        if everything or len(small) > MAX_ROWS:
+            taken, self._small = small, {}
+            for key, left in taken.items():
+                yield *key, left
 
     def _groups(self) -> list[GroupNote]:
         ring = self._bpf.drain_ring("cgroup_notes", "cgroup_note", NOTES_A_TICK)

@@ -19,6 +19,7 @@ from sonde.collect.kernel import (
     refusal,
 )
 from sonde.collect.reasons import reason_names, reason_of
+from sonde.collect.small_waits import RestKey, SmallWaits
 from sonde.model.rows import ActivityTuple, SampleTuple
 from sonde.procfs import START_UNIT_NS
 
@@ -30,6 +31,9 @@ FIELDS = (
 )
 SPANS_A_TICK = 20_000
 """Single waits that are drained at a time."""
+SPAN_PART: Final = 10
+"""Of a single wait that was almost all blocked, or almost all in the run queue, the other part
+below one in SPAN_PART of what single waits last at least has no row where rows are few."""
 WALK_STEPS = 128
 """Frames that a walk may unwind, fewer than elsewhere: it holds the run-queue lock."""
 SWITCHES = ("on_waking", "on_new", "on_switch")
@@ -44,6 +48,7 @@ LONGEST_SHORT_WAIT_NS: Final = 4_000_000
 short ones."""
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
+_ALL_ROWS: Final = SmallWaits(0)
 ROWS: Final = 16_384
 MAX_ROWS: Final = 32_768
 """Bounds of the map `waits`; more rows would take longer to read than a tick has."""
@@ -93,10 +98,16 @@ class WaitCollector(Collector):
         }
         return BpfObject("waits", constants, max_entries=_room())
 
-    def __init__(self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int) -> None:
+    def __init__(
+        self, kernel: Kernel, *, span_min_ns: int, stack_gap_ns: int, least_ns: int = 0
+    ) -> None:
+        """Waits of `span_min_ns` or more are kept one by one. `least_ns`: what a row of others
+        stands for at least (`small_waits`); 0: any time."""
         wanted = self.bpf_object(span_min_ns=span_min_ns, stack_gap_ns=stack_gap_ns)
         self._bpf = kernel.load(wanted)
         self._iterators = Iterators(self._bpf)
+        self._small = SmallWaits(least_ns)
+        self._span_part_ns = span_min_ns // SPAN_PART if least_ns else 0
         self._links: list[int] = []
         self._switches: list[int] = []
         """Links of SWITCHES."""
@@ -146,7 +157,8 @@ class WaitCollector(Collector):
         if self._scan is not None and self._switches and (to_the_end or self._misses_threads()):
             self._iterators.run(self._scan)
         batch = Batch()
-        self._add_rows(batch, since_ns, self._bpf.drain("waits"))
+        self._add_rows(batch, since_ns, self._bpf.drain("waits"), self._small)
+        self._add_rests(batch, since_ns, self._small, to_the_end)
         self._add_spans(batch)
         if to_the_end:
             estimated = sum(row[0] for row in self._bpf.values("wait_pressure", 0, per_cpu=True))
@@ -165,7 +177,9 @@ class WaitCollector(Collector):
         return new
 
     @staticmethod
-    def _add_rows(batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
+    def _add_rows(
+        batch: Batch, since_ns: int, rows: list[_native.Row], small: SmallWaits = _ALL_ROWS
+    ) -> None:
         activity: list[ActivityTuple] = []
         sample: list[SampleTuple] = []
         for pid, tid, start, stack_id, nr, count, blocked_ns, runqueue_ns, *more in rows:
@@ -182,14 +196,20 @@ class WaitCollector(Collector):
             ):
                 if not ns:
                     continue
+                has_stack = bool(weight_count or weight_ns)  # or it found no room (id 0)
+                factor = small.factor(kind, weight_ns) if has_stack else 0.0
+                if not factor and small.least_ns:
+                    key = RestKey(kind, name, call, *who)
+                    small.add(key, count, ns, max_ns, (waker_pid, waker_tid))
+                    continue
                 # The waker of the run-queue time, too: it made the thread ready. (Of spans the
                 # blocked one has it, which the run-queue one follows; sums follow nothing.)
                 activity.append((
                     since_ns, kind, name, "", call, "", 0, pid, start_ns, tid,
                     count, ns, 0, max_ns, waker_pid, waker_tid,
                 ))  # fmt: skip
-                if weight_count or weight_ns:  # its stack was taken, or found no room (id 0)
-                    weights = (float(weight_count), float(weight_ns), 0.0)
+                if has_stack:
+                    weights = (weight_count * factor, weight_ns * factor, 0.0)
                     sample.append((since_ns, kind, name, *who, stack_id, *weights))
                     if stack_id:
                         batch.stacks[stack_id] = (pid, start_ns)
@@ -197,6 +217,17 @@ class WaitCollector(Collector):
             batch.rows["activity"] = activity
         if sample:
             batch.rows["sample"] = sample
+
+    @staticmethod
+    def _add_rests(batch: Batch, since_ns: int, small: SmallWaits, to_the_end: bool) -> None:
+        """Rows of what was added up of small waits (`small_waits`)."""
+        for key, rest in small.due(to_the_end):
+            kind, name, call, pid, start_ns, tid = key
+            batch.threads.add((pid, start_ns, tid))
+            batch.add("activity", (
+                since_ns, kind, name, "", call, "", 0, pid, start_ns, tid,
+                rest.count, rest.ns, 0, rest.max_ns, *rest.waker,
+            ))  # fmt: skip
 
     def _add_spans(self, batch: Batch) -> None:
         ring = self._bpf.drain_ring("wait_spans", "wait_span", SPANS_A_TICK)
@@ -207,7 +238,7 @@ class WaitCollector(Collector):
             ("blocked", "start_time_ns", "wake_time_ns"),
             ("runqueue", "wake_time_ns", "end_time_ns"),
         ):
-            part = ring.where_less(start, end)
+            part = ring.where_less(start, end, self._span_part_ns)
             batch.spans.append(
                 {
                     "start_time_ns": part.ints(start),

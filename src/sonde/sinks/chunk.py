@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, Final
 
 from sonde import _native
@@ -14,6 +15,18 @@ from sonde import _native
 Row = tuple[Any, ...]
 MIN_COMPACTED: Final = 512
 """Rows of a table from which on they are made a part: each part takes some hundred bytes."""
+MIN_PACKED: Final = 2_048
+"""The same where bytes count more: more rows are sorted together."""
+PACKED_LEVEL: Final = 6
+"""zstd's level where bytes count more than CPU time: 8 % less than by the usual 3, for some 13 ms
+more per MB of rows."""
+_ORDER: Final = {
+    "activity": ("kind", "name", "op", "pid", "tid"),
+    "sample": ("kind", "name", "pid", "tid"),
+    "usage": ("pid",),
+}
+"""By what rows are sorted there: like ones together take an eighth to a fifth less. Rows of one
+interval, thread and reason stay in their order, by which `query.wait_parts` joins tables."""
 _ARRAYS: Final = {"u64": "Q", "u32": "I", "i32": "i", "f64": "d"}
 """Types of columns (abi/tables.json) as type codes of `array`."""
 
@@ -40,12 +53,19 @@ def _as_columns(table: str, rows: Sequence[Row]) -> dict[str, object]:
     }
 
 
+@cache
+def _sort_key(table: str) -> Callable[[Row], Any]:
+    return itemgetter(*map(columns_of(table).index, _ORDER[table]))
+
+
 class ChunkBuilder:
     """Rows of one chunk, by table, in the column order of abi/tables.json."""
 
-    def __init__(self, start_ns: int) -> None:
-        """`start_ns`: when the chunk begins (CLOCK_MONOTONIC)."""
+    def __init__(self, start_ns: int, *, packed: bool = False) -> None:
+        """`start_ns`: when the chunk begins (CLOCK_MONOTONIC). `packed`: it is to take few bytes,
+        for more CPU time."""
         self.start_ns = start_ns
+        self._packed = packed
         self.rows: dict[str, list[Row]] = {}
         self.parts: dict[str, list[Mapping[str, object]]] = {}
 
@@ -61,8 +81,8 @@ class ChunkBuilder:
         """Turn many rows into columns, which take less memory: each number of a row is an object,
         and a chunk has the rows of many ticks."""
         for table, rows in self.rows.items():
-            if len(rows) >= MIN_COMPACTED:
-                self.add_part(table, _as_columns(table, rows))
+            if len(rows) >= (MIN_PACKED if self._packed else MIN_COMPACTED):
+                self.add_part(table, self._columns(table, rows))
                 rows.clear()
 
     def encode(self, meta: Mapping[str, object]) -> bytes:
@@ -71,6 +91,12 @@ class ChunkBuilder:
         for table in sorted({*self.rows, *self.parts}):
             parts = list(self.parts.get(table, ()))
             if rows := self.rows.get(table):
-                parts.append(_as_columns(table, rows))
+                parts.append(self._columns(table, rows))
             tables.append((table, parts))
-        return _native.encode_chunk(json.dumps(meta), tables)
+        level = PACKED_LEVEL if self._packed else None
+        return _native.encode_chunk(json.dumps(meta), tables, level)
+
+    def _columns(self, table: str, rows: list[Row]) -> dict[str, object]:
+        if self._packed and table in _ORDER:
+            rows.sort(key=_sort_key(table))
+        return _as_columns(table, rows)
