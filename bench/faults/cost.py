@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `sonde diagnose` costs: CPU time by thread, its child apart, and of its BPF programs.
 
-    sudo python -m bench.faults.cost [--seconds 60] [--idle 100] [--busy] [--json FILE]
+    sudo python -m bench.faults.cost [--seconds 60] [--idle 100] [--serve 50] [--busy] [--json FILE]
 
-`--idle`: the number of sleeping processes besides what runs anyway; `--busy`: four that work
-and wait, and a shell that starts programs all the time, beside it.
+`--idle`: the number of sleeping processes besides what runs anyway; `--serve`: an HTTP server, and
+a client with so many requests a second; `--busy`: four that work and wait, and a shell that starts
+programs all the time, beside it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,32 @@ BUSY = (
     "def put():\n while True: q.put(sum(range(3000)))\n"
     "threading.Thread(target=put).start()\nwhile True: q.get(); sum(range(3000))\n",
 )
+SERVER = """
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+class Answers(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        sum(range(2000))
+        self.send_response(200)
+        self.send_header("Content-Length", "200")
+        self.end_headers()
+        self.wfile.write(bytes(200))
+    def log_message(self, *_): pass
+server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+CLIENT = """
+import http.client, sys, time
+rate, port = float(sys.argv[1]), int(sys.argv[2])
+connection, due = http.client.HTTPConnection("127.0.0.1", port), time.monotonic()
+while True:
+    connection.request("GET", "/")
+    connection.getresponse().read()
+    due += 1 / rate
+    time.sleep(max(0.0, due - time.monotonic()))
+"""
 SHELL = "while :; do /bin/true; sleep 0.02; done"
 SETTLE_S = 8.0
 
@@ -36,10 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faults.cost")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--idle", type=int, default=0)
+    parser.add_argument("--serve", type=float, default=0.0)
     parser.add_argument("--busy", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     others = [_start(["-c", IDLE]) for _ in range(args.idle)]
+    if args.serve:
+        others += _serve(args.serve)
     if args.busy:
         others += [_start(["-c", code]) for code in (*BUSY, *BUSY)]
         others.append(subprocess.Popen(["/bin/sh", "-c", SHELL]))
@@ -72,6 +102,13 @@ def main() -> None:
 
 def _start(arguments: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, *arguments])
+
+
+def _serve(rate: float) -> list[subprocess.Popen[bytes]]:
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE)
+    assert server.stdout is not None
+    port = server.stdout.readline().decode().strip()
+    return [server, _start(["-c", CLIENT, str(rate), port])]
 
 
 def measure(pid: int, seconds: float) -> dict[str, Any]:

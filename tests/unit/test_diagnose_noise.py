@@ -98,6 +98,23 @@ def test_a_program_that_varies_as_much_by_itself_is_not_slower():
     assert steady.cause == FaultCause.CPU_CONTENTION
 
 
+def test_one_that_does_about_as_much_is_not_slower():
+    before = moments(0, TICKS, {VICTIM: process({VICTIM: 0.5}, ready=0.02)})
+    for now, change in ((0.48, Change.OWN_WORK), (0.4, None)):
+        others = {OTHER: process({OTHER: 0.9})}
+        slower = {VICTIM: process({VICTIM: now}, ready=0.3), **others}
+        found = judged(before, moments(TICKS, 4, slower))
+        assert (found.cause, found.change) == (FaultCause.CPU_CONTENTION, change)
+
+
+def test_one_that_needs_more_cpu_time_than_it_lacks_has_more_to_do():
+    usual = {VICTIM: process({VICTIM: 0.1}, ready=0.02)}
+    before = moments(0, TICKS, usual)
+    busier = {VICTIM: process({VICTIM: 0.5}, ready=0.3), OTHER: process({OTHER: 0.9})}
+    found = judged(before, moments(TICKS, 4, busier), listens=True)
+    assert (found.cause, found.change) == (FaultCause.CPU_CONTENTION, Change.LOAD)
+
+
 def test_one_odd_second_before_hides_no_slowdown():
     usual = {VICTIM: STEADY, OTHER: process({OTHER: 0.1})}
     odd = {VICTIM: process({VICTIM: 0.2}, ready=0.7), OTHER: process({OTHER: 0.1})}

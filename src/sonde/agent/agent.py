@@ -130,6 +130,7 @@ class Agent:
                 privileged=privileged,
                 files_budget=self._resolver.files_budget,
                 plain_files=self._known_files,
+                polls_host=not chooses,
             )
         except BaseException:
             self._unwinding.close()

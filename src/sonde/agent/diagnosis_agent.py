@@ -29,6 +29,11 @@ NAMING_BURST_S: Final = 0.3
 """CPU time that it may take at once (the size of the token bucket)."""
 REST_S: Final = 2.0
 """Between ticks while no process is chosen."""
+CALM_S: Final = 0.5
+"""Between ticks while the observer is calm, at least."""
+CODE_TRUST_NS: Final = 10_000_000_000
+"""How long a code object of Python is used without reading it again. Stacks of a second or more are
+compared, and a check costs as much as a name."""
 NAMED_AT_ONCE: Final = 8
 """Stacks that are named before the CPU time of that is read."""
 EVENT_GAP_S: Final = 0.1
@@ -41,13 +46,16 @@ SUSPECTING_NS: Final = 500_000_000
 """The same while the observer suspects something."""
 HOUSEKEEPING_NS: Final = 1_000_000_000
 """How often names of ended processes are dropped and losses counted."""
+CALM_HOUSEKEEPING_NS: Final = 4_000_000_000
+"""The same while the observer is calm."""
 MAX_FAILURES: Final = 20
 """Failed ticks in a row: then the cause is not the rows of one tick, and the agent ends. Also the
 kinds of failures that are logged."""
 
 
 class DiagnosisScheduler(Scheduler):
-    """A tick each `tick_s` while something is chosen, else each `rest_s`."""
+    """A tick each `tick_s` while something is chosen, each `CALM_S` while the observer is calm, and
+    each `rest_s` where nothing is chosen."""
 
     def __init__(self, tick_s: float, rest_s: float = REST_S) -> None:
         self.fds: list[int] = []
@@ -55,11 +63,15 @@ class DiagnosisScheduler(Scheduler):
         self._rest_s = max(tick_s, rest_s)
         self.is_idle = False
         """Whether no process is chosen."""
+        self.is_calm = False
+        """Whether the observer is calm."""
 
     @property
     def tick_s(self) -> float:
         """From the last tick to the next one."""
-        return self._rest_s if self.is_idle else self._tick_s
+        if self.is_idle:
+            return self._rest_s
+        return max(CALM_S, self._tick_s) if self.is_calm else self._tick_s
 
     def is_woken(self) -> bool:
         """Never: a process is noticed only after seconds, so the next tick is always in time."""
@@ -82,6 +94,7 @@ class DiagnosisAgent(Agent):
         super().__init__(config, None, chooses=True)
         self._log = log
         self._event_loop.gap_s = EVENT_GAP_S
+        self._dictionary.stacks.python.trust_ns = CODE_TRUST_NS
         self._observer: Observer | None = None
         self._naming_s = NAMING_BURST_S
         """CPU time that naming frames may take now."""
@@ -147,7 +160,9 @@ class DiagnosisAgent(Agent):
             self._name(batches, (self._tick_ns - since_ns) / 1e9)
         self._watch_scheduler.is_idle = not self._kernel.has_chosen
         self._event_loop.is_idle = self._watch_scheduler.is_idle
-        if self._tick_ns - self._housekeeping_ns >= HOUSEKEEPING_NS:
+        self._watch_scheduler.is_calm = is_calm = self._observer.is_calm()
+        passed_ns = self._tick_ns - self._housekeeping_ns
+        if passed_ns >= (CALM_HOUSEKEEPING_NS if is_calm else HOUSEKEEPING_NS):
             self._housekeeping_ns = self._tick_ns
             self._resolver.tick(self._tick_ns)
             self._count_losses()

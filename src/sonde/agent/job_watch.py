@@ -222,7 +222,7 @@ class JobWatch:
     def _run(self) -> None:
         find_s = 0.0
         while not self._ended:
-            self._due.wait(0.5)
+            self._due.wait(0.5 if self._jobs else FIND_S)
             self._due.clear()
             try:
                 self._note_ended()

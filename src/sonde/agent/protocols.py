@@ -42,6 +42,10 @@ class Observer(Protocol):
         """Whether it suspects something: then an incident may follow soon (`diagnose`), so what is
         costly to read is read more often."""
 
+    def is_calm(self) -> bool:
+        """Whether little happens, and nothing that a later tick would show too late: ticks may be
+        further apart."""
+
     def worth(self, pid: int, stack_id: int) -> float:
         """How much it is worth to name a stack: the time (ns) that it stands for, or a multiple of
         it. The stack that is worth most is named first; one that is worth 0 is not named."""

@@ -38,6 +38,8 @@ class Setup:
     """CPU time that reading the files of a user or container may take; None: no limit."""
     plain_files: PlainFiles | None = None
     """Files of which it is known that they carry no device API."""
+    polls_host: bool = True
+    """Whether somebody reads the metrics of the machine that are polled."""
 
     @property
     def stack_gap_ns(self) -> int:
@@ -236,7 +238,9 @@ REGISTRY: tuple[Registration, ...] = (
         needs_privilege=False,
     ),
     Registration(
-        signals.are_wanted, lambda it: Metrics(signals.runners(it.config)), needs_privilege=False
+        signals.are_wanted,
+        lambda it: Metrics(signals.runners(it.config, polls_host=it.polls_host)),
+        needs_privilege=False,
     ),
 )
 """All collectors, in the order in which they are started and drained."""
@@ -273,12 +277,14 @@ def collectors_of(
     privileged: bool,
     files_budget: FileBudget | None = None,
     plain_files: PlainFiles | None = None,
+    polls_host: bool = True,
 ) -> list[Collector]:
     """The collectors that a configuration asks for: loaded, not started.
 
-    `files_budget`, `plain_files`: as in `Setup`. Raises HostError where this machine cannot.
+    `files_budget`, `plain_files`, `polls_host`: as in `Setup`. Raises HostError where this machine
+    cannot.
     """
-    setup = Setup(config, kernel, privileged, files_budget, plain_files)
+    setup = Setup(config, kernel, privileged, files_budget, plain_files, polls_host)
     return [
         it.make(setup)
         for it in REGISTRY

@@ -21,10 +21,11 @@ def are_wanted(config: Config) -> bool:
     return config.host_metrics or config.group_pressure or config.device_metrics
 
 
-def runners(config: Config) -> list[Runner]:
-    """What polls the sources of the configuration; empty where it has none."""
+def runners(config: Config, *, polls_host: bool = True) -> list[Runner]:
+    """What polls the sources of the configuration; empty where it has none. `polls_host`: False
+    where nobody reads metrics but those of devices."""
     found: list[Runner] = []
-    beside = sources_beside(config)
+    beside = sources_beside(config) if polls_host else ()
     if beside:
         found.append(ThreadRunner("host", beside))
     found += sources_apart(config)

@@ -62,6 +62,9 @@ MIN_BEFORE_NS: Final = 1_500_000_000
 MIN_NAMED_NS: Final = 15_000_000
 """A stack is named once it stands for this much time: less than one sample of a CPU. Programs that
 compute are seen at other addresses in each sample."""
+CALM_CPUS: Final = 0.25
+"""While the chosen processes use less together, and none of them a device, ticks may be further
+apart: until a series of one of them rises."""
 SUSPECTED: Final = 1000.0
 """What naming a stack of a suspected process is worth, times that of others."""
 MAX_AFFINITIES: Final = 12
@@ -214,6 +217,16 @@ class Watcher:
     def suspects(self) -> bool:
         """Whether a suspicion is open, which will be looked at soon."""
         return bool(self._open)
+
+    def is_calm(self) -> bool:
+        """Whether the chosen processes do little, none of them is a rank of a job or calls a
+        device, and no series of any rose in the last tick."""
+        if self._open or self._detector.is_alert or not self._kept or self._jobs.ranks():
+            return False
+        moment = self._kept[-1]
+        its = [moment.processes[pid] for pid in self._selection.pids if pid in moment.processes]
+        used_s = sum(one.usage.cpu_ns for one in its) / 1e9
+        return used_s <= CALM_CPUS * moment.seconds and not any(one.calls for one in its)
 
     def worth(self, pid: int, stack_id: int) -> float:
         """Of a process that may be a victim: the time (ns) that the stack stands for so far, once

@@ -13,6 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from sonde.diagnose.device_watch import DeviceWatch
 from sonde.diagnose.moments import CodePlace, Moment, Place, ProcessMoment
@@ -67,6 +68,7 @@ SOCKET_PLACES = 256
 """Pairs of thread and place kept of a process, those that came last."""
 WATCHED = 512
 """Processes that are kept, those that were seen last."""
+BOUNDS = (*SURE.items(), *UNSURE.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class _Watched:
     """Time in sockets by thread and place, older time counting less (`FORGETS`)."""
     is_active: bool = False
     """It uses a CPU, and has done so for a while."""
+    active_ns: int = 0
+    """The end of the tick by which `is_active` was found out."""
     devices: DeviceWatch = field(default_factory=DeviceWatch)
     moved_ns: int = 0
     """When it read or wrote on a device last."""
@@ -120,6 +124,17 @@ class _Watched:
             found[tid] = max(found.get(tid, (0.0, 0)), (ns, place))
         return {tid: place for tid, (_, place) in found.items()}
 
+    def find_active(self) -> bool:
+        """`is_active`, by the last tick."""
+        end_ns = self.ticks[-1][1]
+        if end_ns != self.active_ns:
+            self.active_ns = end_ns
+            span_ns = end_ns - self.ticks[0][0]
+            if span_ns > SEEN_S * 1e9:
+                used = sum((end - start) * row[Series.CPU] for start, end, row in self.ticks)
+                self.is_active = used > LEAST_CPU * span_ns
+        return self.is_active
+
 
 class Detector:
     """All processes of a node."""
@@ -128,6 +143,8 @@ class Detector:
         """`mine`: processes of Sonde, which are no victims."""
         self._mine = mine
         self._watched: dict[int, _Watched] = {}
+        self.is_alert = False
+        """A series of some process rose in the last tick: the next one may make it a suspicion."""
 
     def add(
         self,
@@ -141,6 +158,7 @@ class Detector:
         threads of the kernel. `chosen`: processes that are watched; all where not given.
         `stacks_since_ns`: from when on stacks of a process are usable; 0: they are not."""
         found = []
+        self.is_alert = False
         idle = ProcessMoment()
         for pid in moment.processes if chosen is None else chosen:
             if pid in self._mine or pid in kernel:
@@ -151,7 +169,9 @@ class Detector:
             if moves_bytes(one):
                 watched.moved_ns = moment.end_ns
             has_disk = moment.end_ns - watched.moved_ns < DISK_S * 1e9 and watched.moved_ns > 0
-            now = values(one, moment.seconds, places, kernel, pid, has_disk, watched.usual())
+            in_sockets = any(place.reason in NETWORK_REASONS for place in one.places)
+            usual = watched.usual() if in_sockets else {}
+            now = values(one, moment.seconds, places, kernel, pid, has_disk, usual)
             now |= watched.devices.take(one, moment.seconds)
             if watched.devices.is_settling:
                 watched.ticks.clear()
@@ -159,11 +179,8 @@ class Detector:
             watched.ticks.append((moment.start_ns, moment.end_ns, now))
             while len(watched.ticks) > 1 and moment.end_ns - watched.ticks[0][0] > BASELINE_S * 1e9:
                 watched.ticks.popleft()
-            span_ns = moment.end_ns - watched.ticks[0][0]
-            if span_ns > SEEN_S * 1e9:
-                used = sum((end - start) * row[Series.CPU] for start, end, row in watched.ticks)
-                watched.is_active = used > LEAST_CPU * span_ns
-            suspicion = _judge(pid, watched, stacks_since_ns(pid))
+            suspicion, is_alert = _judge(pid, watched, stacks_since_ns(pid))
+            self.is_alert |= is_alert
             if suspicion is None:
                 continue
             if moment.end_ns >= watched.rests_until_ns:
@@ -179,7 +196,7 @@ class Detector:
     def may_be_victim(self, pid: int) -> bool:
         """Whether a process is known, and has used enough CPU time to be a victim."""
         watched = self._watched.get(pid)
-        return watched is not None and watched.is_active
+        return watched is not None and watched.find_active()
 
     def latest(self, end_ns: int) -> dict[int, dict[Series, float]]:
         """The series of the tick that ended then, by process."""
@@ -195,49 +212,62 @@ class Detector:
             watched.rests_until_ns = 0
 
 
-def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> Suspicion | None:
-    """The suspicion that the last ticks of a process give rise to."""
-    ticks = list(watched.ticks)
+def _judge(pid: int, watched: _Watched, stacks_since_ns: int) -> tuple[Suspicion | None, bool]:
+    """The suspicion that the last ticks of a process give rise to, and whether a series rose in the
+    last one, which the next one may confirm. What is costly is asked last: most ticks show that
+    nothing can have risen."""
+    ticks = watched.ticks
     if len(ticks) <= RECENT_TICKS or ticks[-1][1] - ticks[0][0] < LEAST_S * 1e9:
-        return None
-    before, recent = ticks[:-RECENT_TICKS], ticks[-RECENT_TICKS:]
-    now = recent[-1][2]
-    bounds = (*SURE.items(), *UNSURE.items())
-    if not any(
-        now[it] > least * (LEAST_PART if it == Series.LOCK else 1) for it, (least, _) in bounds
-    ):
-        return None  # most ticks end here: nothing can have risen enough
+        return None, False
+    now = ticks[-1][2]
+    bounds = [
+        (series, least, spread)
+        for series, (least, spread) in BOUNDS
+        if now[series] > least * (LEAST_PART if series == Series.LOCK else 1)
+    ]
+    if not bounds:
+        return None, False
+    before = list(islice(ticks, len(ticks) - RECENT_TICKS))
+    recent = [ticks[at] for at in range(-RECENT_TICKS, 0)]
     rows = [row for _, _, row in before]
-    cpu = statistics.median(row[Series.CPU] for row in rows)
-    pace = statistics.median(row[Series.PACE] for row in rows)
-    if cpu < LEAST_CPU:
-        return None
+    cpu = 0.0
     changed: dict[Series, int] = {}
-    for series, (least, spread) in SURE.items():
+    is_alert = False
+    for series, least, spread in bounds:
         known = rows
         if series in OF_STACKS:
             # Before there were stacks it was 0: that they are there now is no rise.
             known = [row for start_ns, _, row in before if start_ns >= stacks_since_ns > 0]
             if len(known) < LEAST_KNOWN:
                 continue
-        since = _rise(series, known, recent, least, spread)
-        if since:
-            changed[series] = since
-    for series, (least, spread) in UNSURE.items():
-        if series == Series.LOCK:  # a server that does little loses much by a short wait
+        elif series == Series.LOCK:  # a server that does little loses much by a short wait
+            cpu = cpu or _usual(Series.CPU, rows)
             part = min(1.0, max(LEAST_PART, cpu))
             least, spread = least * part, spread * part
-        since = _rise(series, rows, recent, least, spread)
+        since = _rise(series, known, recent, least, spread)
+        if since is None:
+            continue
+        cpu = cpu or _usual(Series.CPU, rows)
+        if cpu < LEAST_CPU:
+            return None, False
+        is_alert = True
         if not since:
             continue
-        if _slower(rows, recent, cpu, pace) or (series == Series.LOCK and _works_on(recent, cpu)):
-            changed[series] = since
+        if series in UNSURE and not (
+            _slower(rows, recent, cpu, _usual(Series.PACE, rows))
+            or (series == Series.LOCK and _works_on(recent, cpu))
+        ):
+            continue
+        changed[series] = since
     if not changed:
-        return None
-    last = recent[-1][2]
-    lost = max(last[it] - statistics.median(row[it] for row in rows) for it in changed)
+        return None, is_alert
+    lost = max(now[it] - _usual(it, rows) for it in changed)
     began_ns, noticed_ns = min(changed.values()), recent[-1][1]
-    return Suspicion(pid, began_ns, noticed_ns, tuple(changed), lost, ticks[0][0])
+    return Suspicion(pid, began_ns, noticed_ns, tuple(changed), lost, ticks[0][0]), True
+
+
+def _usual(series: Series, rows: Iterable[dict[Series, float]]) -> float:
+    return statistics.median(row[series] for row in rows)
 
 
 def _rise(
@@ -246,15 +276,14 @@ def _rise(
     recent: list[tuple[int, int, dict[Series, float]]],
     least: float,
     spread: float,
-) -> int:
-    """When the first tick began in which the series is out of the ordinary; 0: it is not. `least`,
-    `spread`: as in `risen`."""
-    last = recent[-1][2][series]
-    if last <= least:  # most end here
-        return 0
+) -> int | None:
+    """When the first tick began in which the series is out of the ordinary; 0: the last tick alone
+    is, not far enough; None: it is not. `least`, `spread`: as in `risen`."""
+    if recent[-1][2][series] <= least:  # most end here
+        return None
     now = [row[series] for _, _, row in recent]
-    ticks = risen([row[series] for row in rows], now, least, spread)
-    return recent[-ticks][0] if ticks else 0
+    ticks = _risen([row[series] for row in rows], now, least, spread)
+    return None if ticks is None else recent[-ticks][0] if ticks else 0
 
 
 def risen(
@@ -267,14 +296,25 @@ def risen(
     """How many of the recent values are out of the ordinary: all, 1 (the last one, where it is far
     out), or 0. `least`: a smaller rise is not worth reporting; `spread`: the least deviation that
     is assumed; `most`: a rise that counts however much the series varied."""
+    return _risen(before, recent, least, spread, most) or 0
+
+
+def _risen(
+    before: Sequence[float],
+    recent: Sequence[float],
+    least: float,
+    spread: float,
+    most: float = LARGE,
+) -> int | None:
+    """As `risen`; None where the last value is not out of the ordinary at all."""
     usual = statistics.median(before)
     rise = recent[-1] - usual
     if rise <= least:
-        return 0
+        return None
     deviation = NORMAL * statistics.median(abs(value - usual) for value in before)
     counts = max(least, min(most, DEVIATIONS * max(spread, deviation)))
     if rise <= counts:
-        return 0
+        return None
     if all(value - usual > counts for value in recent):
         return len(recent)
     return 1 if rise > FAR_OUT * counts else 0

@@ -100,6 +100,10 @@ def _change(case: Case, candidates: list[Candidate]) -> tuple[Change | None, str
         ratio = lost.after.pace / lost.before.pace
         if ratio > MORE_WORK:
             return Change.LOAD, f"it does {ratio:.2f} times as many pieces of work"
+    if cause == FaultCause.CPU_CONTENTION and lost.after.cpu - lost.before.cpu > lost.parts.get(
+        Part.READY, 0.0
+    ):
+        return Change.LOAD, "it needs more CPU time itself, more than it lacked"
     if cause not in BY_KERNEL | BY_DEVICE and (reason := _is_usual(case, cause)):
         return Change.OWN_WORK, reason
     if cause != FaultCause.UNKNOWN:

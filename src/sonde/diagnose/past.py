@@ -18,6 +18,9 @@ from sonde.diagnose.usual_range import LEAST_SECONDS, begun, by_seconds, largest
 LEAST_MORE = 0.06
 """Seconds a second by which it must wait for longer than in any second before."""
 
+LESS = 0.1
+"""Part of the least of the seconds before by which it must do less than that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -42,10 +45,11 @@ class Past:
         return self._begin() is not None
 
     def does_less(self) -> bool:
-        """Whether it uses less CPU time, or does fewer pieces of work, than in these seconds."""
+        """Whether it uses clearly less CPU time, or does clearly fewer pieces of work, than in these
+        seconds."""
         since = self._begin() or 0
         return any(
-            now < (usual := -largest([-it for it in before[since:]])) and usual > least
+            now < (1 - LESS) * (usual := -largest([-it for it in before[since:]])) and usual > least
             for now, before, least in (
                 (self.now_cpu, self.cpu, 0.0),
                 (self.now_pace, self.pace, LEAST_PACE),

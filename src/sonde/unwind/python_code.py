@@ -48,7 +48,7 @@ MAX_FRAMES: Final = 65_536
 MAX_CACHED_FRAMES: Final = 16_384
 """In the caches of processes, by which native code names whole stacks; then they are cleared."""
 TRUST_NS: Final = 200_000_000
-"""How long a code object is used without checking its memory again."""
+"""How long a code object is used without checking its memory again, if not set otherwise."""
 LONGER_TRUST_NS: Final = 10_000_000_000
 """The same where its user has no CPU time left of the naming budget (`resolve`)."""
 _UNKNOWN: Final = Frame("python", "", "[python]")
@@ -122,6 +122,8 @@ class PythonCode:
         """Frames whose code object was freed or replaced before it was read."""
         self.lineless = 0
         """Frames without a line: the line table was evicted, and the process has ended."""
+        self.trust_ns = TRUST_NS
+        """How long a code object is used without checking its memory again."""
 
     @property
     def line_table_bytes(self) -> int:
@@ -249,7 +251,7 @@ class PythonCode:
         now_ns = time.monotonic_ns()
         known = self._known.get(key)
         if known is not None and (
-            now_ns - known.checked_ns < TRUST_NS or process.pid == self._own_pid
+            now_ns - known.checked_ns < self.trust_ns or process.pid == self._own_pid
         ):
             return known
         try:
