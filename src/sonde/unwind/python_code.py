@@ -10,6 +10,7 @@ is the one that the walk yielded.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import sys
@@ -267,8 +268,8 @@ class PythonCode:
             if known is not None and known.head[16:] == head[16:]:
                 known.checked_ns = now_ns
                 return known
-            known = _read(memory, process.pid, python, head, now_ns)
-            self._line_tables.add(known, _lines_of(memory, head, python.code))
+            known, lines = _read(memory, process.pid, python, head, now_ns)
+            self._line_tables.add(known, lines)
             self._known.put(key, known)
             return known
         except (OSError, struct.error, UnicodeDecodeError, OverflowError):
@@ -290,22 +291,37 @@ class PythonCode:
             self._memory = None
 
 
-def _read(memory: Memory, pid: int, python: Interpreter, head: bytes, now_ns: int) -> _CodeObject:
+def _read(
+    memory: ProcessMemory, pid: int, python: Interpreter, head: bytes, now_ns: int
+) -> tuple[_CodeObject, bytes]:
+    """A code object and its line table, in two requests: what it points at, and what that has."""
     layout: CodeLayout = python.code
     (first_line,) = struct.unpack_from("<i", head, layout.first_line)
-    filename, name = (
-        struct.unpack_from("<Q", head, at)[0] for at in (layout.filename, layout.qualname)
+    filename, name, table = (
+        struct.unpack_from("<Q", head, at)[0]
+        for at in (layout.filename, layout.qualname, layout.linetable)
     )
-    file = _text(memory, filename, python.version)
-    return _CodeObject(
+    *texts, sizes = memory.read_many([(40, filename), (40, name), (8, table + 16)])
+    (length,) = struct.unpack("<q", sizes)
+    (of_file, file_kind), (of_name, name_kind) = (
+        _text_part(text, at, python.version)
+        for text, at in zip(texts, (filename, name), strict=True)
+    )
+    parts = [of_file, of_name, (max(0, min(length, MAX_LINES_BYTES)), table + 32)]
+    found = memory.read_many(parts)
+    if any(size and not content for (size, _), content in zip(parts, found, strict=True)):
+        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+    file = _printable(found[0], file_kind, of_file[0])
+    code = _CodeObject(
         head=head,
-        function=shared(_text(memory, name, python.version)),
+        function=shared(_printable(found[1], name_kind, of_name[0])),
         file=shared(short_path(file, pid)),
         origin=origin_of_source(file).value,
         first_line=first_line,
         lines=None,
         checked_ns=now_ns,
     )
+    return code, found[2]
 
 
 def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
@@ -314,14 +330,17 @@ def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
     return memory.read_at(max(0, min(length, MAX_LINES_BYTES)), at + 32)
 
 
-def _text(memory: Memory, at: int, version: tuple[int, int]) -> str:
-    """A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h)."""
-    head = memory.read_at(40, at)
+def _text_part(head: bytes, at: int, version: tuple[int, int]) -> tuple[tuple[int, int], int]:
+    """Where the characters of a str are, (size, address), and how many bytes each has; 0 for an
+    invalid kind. A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h),
+    whose first 40 bytes are `head`."""
     length, _, state = struct.unpack_from("<qqI", head, 16)
     kind, _, begin = text_shape(state, version)
-    length = max(0, min(length, MAX_TEXT))
-    raw = memory.read_at(length * max(kind, 1), at + begin)
-    text = decoded(raw, kind)[:length]  # an invalid kind reads more
+    return (max(0, min(length, MAX_TEXT)) * max(kind, 1), at + begin), kind
+
+
+def _printable(raw: bytes, kind: int, size: int) -> str:
+    text = decoded(raw, kind)[: size // max(kind, 1)]  # an invalid kind reads more
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
