@@ -45,8 +45,8 @@ class Past:
         return self._begin() is not None
 
     def does_less(self) -> bool:
-        """Whether it uses clearly less CPU time, or does clearly fewer pieces of work, than in these
-        seconds."""
+        """Whether it uses a tenth less CPU time, or does a tenth fewer pieces of work, than in
+        these seconds."""
         since = self._begin() or 0
         return any(
             now < (1 - LESS) * (usual := -largest([-it for it in before[since:]])) and usual > least
