@@ -4,8 +4,8 @@
     sudo python -m bench.faults.cost [--seconds 60] [--idle 100] [--serve 50] [--busy] [--json FILE]
 
 `--idle`: the number of sleeping processes besides what runs anyway; `--serve`: an HTTP server, and
-a client that sends it this number of requests a second; `--busy`: four that work and wait, and a shell that starts
-programs all the time, beside it.
+a client that sends it this number of requests a second; `--busy`: four that work and wait, and a
+shell that starts programs all the time, beside it.
 """
 
 from __future__ import annotations
