@@ -163,7 +163,7 @@ def _syscalls_object(_: Setup) -> BpfObject:
 def _tasks(it: Setup) -> Collector:
     from sonde.collect.tasks import TaskCollector
 
-    return TaskCollector(it.kernel)
+    return TaskCollector(it.kernel, least_ns=it.least_ns)
 
 
 def _tasks_object(_: Setup) -> BpfObject:

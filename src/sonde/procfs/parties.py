@@ -81,7 +81,7 @@ def party_of_user(uid: int) -> int:
 
 
 def subordinate_ids() -> list[tuple[int, int, int]]:
-    """Ids that are not users of their own: (first id, number of ids, user), a new list only where
+    """Ids that belong to another user: (first id, number of ids, user), a new list only where
     /etc/subuid has changed."""
     return _holders.ranges()
 

@@ -155,7 +155,7 @@ static void *busy(void *arg)
 int main(int argc, char **argv)
 {
 	static struct truth truths[] = {
-		{.name = "sleeper"},     {.name = "holder"},      {.name = "futex_waiter"},
+		{.name = "sleeper"},	 {.name = "holder"},	  {.name = "futex_waiter"},
 		{.name = "pipe_reader"}, {.name = "pipe_writer"}, {.name = "starved"},
 		{.name = "competitor"},
 	};
