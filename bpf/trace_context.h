@@ -32,7 +32,8 @@ struct {
 	__uint(max_entries, 512 * 1024);
 } traced SEC(".maps");
 
-#define TRACED_OF_ONE 512 /* samples and waits of a party in a window: trace ids are everybody's to choose */
+#define TRACED_OF_ONE                                                                              \
+	512 /* samples and waits of a party in a window: trace ids are everybody's to choose */
 #define TRACED_WINDOW_SHIFT 30 /* 1.07 s */
 
 struct traced_share {
@@ -59,7 +60,8 @@ static __always_inline bool within_traced_share(u64 party, u64 now)
 		bpf_map_update_elem(&traced_shares, &party, &first, BPF_ANY);
 		return true;
 	}
-	if (it->window != first.window) { /* two CPUs here at once let in a few more than the share */
+	if (it->window !=
+	    first.window) { /* two CPUs here at once let in a few more than the share */
 		it->taken = 0;
 		it->window = first.window;
 	}

@@ -26,9 +26,9 @@
 #define TCP_CLOSE 7
 #define TCP_LAST_ACK 9
 #define MSG_PEEK 2
-#define MOST_REQUESTS 8192 /* that are not answered */
+#define MOST_REQUESTS 8192		    /* that are not answered */
 #define REQUESTS_OF_ONE (MOST_REQUESTS / 4) /* party; the machine's root may have all */
-#define HEAD_BYTES 4096 /* of a request, that are searched for the header */
+#define HEAD_BYTES 4096			    /* of a request, that are searched for the header */
 #define STEP 64
 #define NAME_BYTES 13	   /* "\ntraceparent:" */
 #define WINDOW (STEP + 16) /* a step, and what a name at its end needs */
