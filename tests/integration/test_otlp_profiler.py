@@ -69,7 +69,7 @@ def test_what_the_profiler_sends_is_what_ran(tmp_path, capsys):
     log = tmp_path / "profiler.log"
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    with Server(tmp_path / "store", "--open", "--otlp-grpc", "127.0.0.1:0") as server:
+    with Server(tmp_path / "store", "--open", "--otlp-grpc", f"unix:{tmp_path}/otlp") as server:
         assert server.process and server.process.stdout
         target = server.process.stdout.readline().split()[-1]
         with log.open("w") as out:

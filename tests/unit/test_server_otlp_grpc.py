@@ -8,8 +8,12 @@ import gzip
 import json
 import logging
 import socket
+import stat
+import struct
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from tests.unit.test_server_listen import write_certificate
 from otlp_requests import request
 from sonde.errors import UsageError
 from sonde.server import answers, otlp_profiles
-from sonde.server.addresses import Address
+from sonde.server.addresses import Address, for_grpc, own_socket_path
 from sonde.server.app import Api
 from sonde.server.otlp_grpc import MESSAGE_BYTES, READ_OF_TENANT, GrpcReceiver, _host_of
 from sonde.server.otlp_ingest import sender_node
@@ -155,7 +159,7 @@ def test_without_a_host_the_node_is_the_one_that_is_named_or_sends(tmp_path: Pat
         ("ipv6:%5B2001:db8::1%5D:4317", "2001:db8::1", "2001:db8::1"),
         ("ipv6:%5B::ffff:10.0.0.7%5D:1", "::ffff:10.0.0.7", "10.0.0.7"),
         ("ipv6:%5B::1%5D:1", "::1", socket.gethostname()),
-        ("unix:", "", ""),
+        ("unix:", "127.0.0.1", socket.gethostname()),
         ("", "", ""),
     ],
 )
@@ -326,6 +330,68 @@ def test_the_certificate_is_the_servers_and_is_read_again(tmp_path: Path) -> Non
 
     address = Address("127.0.0.1", 0, certificate, key, certificate)
     run(tmp_path / "store", test, address=address)
+
+
+def test_a_unix_socket_is_for_its_owner(tmp_path: Path) -> None:
+    path = tmp_path / "otlp.sock"
+    with socket.socket(socket.AF_UNIX) as left:  # of a server that was killed
+        left.bind(str(path))
+
+    async def test(to: Receiving) -> None:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert await to.call() == ("OK", "")
+        with pytest.raises(UsageError, match="another process listens"):
+            await asyncio.to_thread(own_socket_path, path)
+
+    run(tmp_path / "store", test, address=Address(f"unix:{path}", 0))
+    assert not path.exists()
+    path.write_text("kept")
+    with pytest.raises(UsageError, match="is no socket"):
+        own_socket_path(path)
+    with pytest.raises(UsageError, match="others can change"):
+        own_socket_path(Path("/tmp/otlp.sock"))  # noqa: S108
+
+
+def test_a_port_is_for_clients_with_a_certificate() -> None:
+    plain = Address("127.0.0.1", 7373)
+    for address in (plain, replace(plain, certificate=Path("c"), key=Path("k"))):
+        with pytest.raises(UsageError, match="clients with a certificate"):
+            for_grpc("127.0.0.1:4317", address)
+    mutual = replace(plain, certificate=Path("c"), key=Path("k"), client_authority=Path("a"))
+    assert for_grpc(":4317", mutual).port == 4317
+    assert for_grpc("unix:/run/s.sock", plain).socket_path == Path("/run/s.sock")
+    with pytest.raises(UsageError, match="no address"):
+        for_grpc("unix:s.sock", plain)
+
+
+def test_a_call_that_ends_grpcs_server_does_not_end_the_receiver(tmp_path: Path) -> None:
+    """Its library reads the path of a call as UTF-8, outside of any handler."""
+    fields = {
+        b":method": b"POST", b":scheme": b"http", b":path": b"/\xff/Export", b":authority": b"x",
+        b"te": b"trailers", b"content-type": b"application/grpc",
+    }  # fmt: skip
+    head = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(text)]) + text
+        for name, text in fields.items()
+    )
+
+    def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
+        return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+
+    async def test(to: Receiving) -> None:
+        host, _, port = to.receiver.target.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0) + frame(1, 4, 1, head))
+        await writer.drain()
+        await asyncio.sleep(1)
+        writer.close()
+        ends_s = time.monotonic() + 20
+        while await to.call() != ("OK", ""):
+            assert time.monotonic() < ends_s
+            await asyncio.sleep(0.2)
+        assert to.service.counters.refused["grpc"] >= 1
+
+    run(tmp_path, test)
 
 
 def test_a_port_in_use_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import importlib.util
 import logging
 import signal
 import socket
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,9 +51,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--listen-fd", type=int, metavar="N",
         help="take connections of this listening socket, for programs that start this "
         "command")  # fmt: skip
-    add("--otlp-grpc", metavar="HOST:PORT",
+    add("--otlp-grpc", metavar="ADDRESS",
         help="receive OTLP profiles over gRPC there, too, as OpenTelemetry's eBPF profiler sends "
-        "them (usual port: 4317); with the same tokens and certificate")  # fmt: skip
+        "them, with the same tokens: unix:PATH, for this user alone, or HOST:PORT with "
+        "--client-authority")  # fmt: skip
     add("--open", action="store_true", help="no tokens; on loopback alone")
     add("--oidc", type=Path, metavar="FILE",
         help="take tokens of an OpenID Connect issuer, too (docs/guide/server.md)")  # fmt: skip
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.certificate) != bool(args.key):
         raise UsageError("TLS needs both --certificate and --key", "give both")
     try:
-        from sonde.server.addresses import Address, handed_over, parse
+        from sonde.server.addresses import Address, for_grpc, handed_over, parse
         from sonde.server.alert_rules import load
         from sonde.server.alerts import Alerts
         from sonde.server.listen import Listener
@@ -108,8 +108,7 @@ def run(args: argparse.Namespace) -> int:
     address = Address(host, port, args.certificate, args.key, args.client_authority)
     receiver = None
     if args.otlp_grpc is not None:
-        host, port = parse(args.otlp_grpc)
-        receiver = replace(address, host=host, port=port)
+        receiver = for_grpc(args.otlp_grpc, address)
     addresses = [address, receiver] if receiver else [address]
     is_loopback = all(one.is_loopback for one in addresses)
     if args.open and not is_loopback:

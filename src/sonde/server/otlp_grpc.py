@@ -9,10 +9,12 @@ turn; until then HTTP/2's flow control holds it back. Protocol: OTLP 1.x, "OTLP/
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -23,10 +25,10 @@ import grpc.aio
 from google.protobuf import any_pb2, duration_pb2
 
 from sonde.errors import SondeError, UsageError
-from sonde.server.addresses import Address
+from sonde.server.addresses import Address, own_socket_path
 from sonde.server.admission import Bodies, RequestLog
 from sonde.server.otlp_ingest import OtlpIngest, sender_node
-from sonde.server.service import RefusedRequestError, Service
+from sonde.server.service import LOG, RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.server.turns import Turns
 from sonde.store.wal import WalBusyError, WalFailedError
@@ -42,6 +44,8 @@ CALLS, CALLS_OF_TENANT, READ_OF_TENANT = 256, 64, 8
 time: each may take `MESSAGE_BYTES`."""
 IDLE_S, PING_S, PONG_S = 60, 60, 20
 """A connection without a call is closed after this; one that does not answer a ping, too."""
+AGAIN_S = 1.0
+"""From a fault of gRPC's library until it listens again."""
 STOP_S = 5.0
 """Calls that are served when the server stops have this long."""
 _IDENTITY_AND_GZIP = 0b101
@@ -99,6 +103,14 @@ class GrpcReceiver:
         self._certificate = self._certificate_now()
         self._renewed: Any = None
         """A certificate that new connections get from now on."""
+        self._keeper: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._held: socket.socket | None = None
+        self.target = address.host
+        """Where it receives: HOST:PORT or unix:PATH."""
+        if address.socket_path is not None:
+            own_socket_path(address.socket_path)
+            return
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self._held = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -111,10 +123,32 @@ class GrpcReceiver:
             ) from error
         host = f"[{address.host}]" if family == socket.AF_INET6 else address.host
         self.target = f"{host}:{self._held.getsockname()[1]}"
-        """HOST:PORT where it receives."""
 
     async def start(self) -> None:
-        """Begin to receive. Raises UsageError where the port cannot be used."""
+        """Begin to receive, and go on where gRPC's library ends by a fault. Raises UsageError where
+        the address cannot be used."""
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)  # any client can cause its lines
+        await self._listen()
+        self._keeper = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """Listen again whenever gRPC's library has stopped by itself."""
+        while True:
+            with suppress(Exception):  # that of the call which ended it
+                await self._server.wait_for_termination()
+            if self._stopping.is_set():
+                return
+            self._service.counters.refuse("grpc")
+            LOG.error("OTLP over gRPC ended by a fault of its library; it begins again")
+            await asyncio.sleep(AGAIN_S)
+            try:
+                if (path := self._address.socket_path) is not None:
+                    own_socket_path(path)
+                await self._listen()
+            except UsageError as error:
+                LOG.error("%s", error.cause)
+
+    async def _listen(self) -> None:
         limits = self._limits
         self._server = grpc.aio.server(
             maximum_concurrent_rpcs=2 * CALLS,
@@ -142,7 +176,8 @@ class GrpcReceiver:
             for signal, name in _SERVICES.items()
         }
         self._server.add_generic_rpc_handlers(tuple(handlers.values()))
-        self._held.close()
+        self.close()
+        before = os.umask(0o177)  # of a Unix socket: for this user alone
         try:
             if self._certificate is None:
                 self._server.add_insecure_port(self.target)
@@ -159,18 +194,26 @@ class GrpcReceiver:
             raise UsageError(
                 f"cannot receive OTLP on {self.target}: {error}", "choose another --otlp-grpc"
             ) from error
+        finally:
+            os.umask(before)
         await self._server.start()
 
     async def stop(self) -> None:
         """Take no more calls; those that are served end within some seconds."""
+        self._stopping.set()
         if self._server is not None:
             await self._server.stop(STOP_S)
+        if self._keeper is not None:  # cancelled, it would cancel what the library waits for, too
+            await asyncio.wait([self._keeper], timeout=STOP_S)
         if self._taking:
             await asyncio.wait(self._taking, timeout=STOP_S)
+        if self._server is not None and (path := self._address.socket_path) is not None:
+            path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Free the port, where it was not started."""
-        self._held.close()
+        if self._held is not None:
+            self._held.close()
 
     def renew_certificate(self) -> None:
         """Read certificate and key again, for new connections. Raises UsageError."""
@@ -318,6 +361,8 @@ async def _abort(context: Any, refused: RefusedRequestError) -> bytes:
 
 
 def _host_of(peer: str) -> str:
-    """The address in what gRPC calls a peer: ipv4:127.0.0.1:1, ipv6:%5B::1%5D:1."""
+    """The address in what gRPC calls a peer: ipv4:127.0.0.1:1, ipv6:%5B::1%5D:1, unix:."""
     kind, _, rest = unquote(peer).partition(":")
+    if kind == "unix":
+        return "127.0.0.1"
     return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
