@@ -25,7 +25,7 @@ struct subordinate_id {
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__uint(max_entries, 8192);
+	__uint(max_entries, 65536); /* prefixes, some twelve a user */
 	__type(key, struct subordinate_id);
 	__type(value, u32);
 } subordinate_ids SEC(".maps");

@@ -323,6 +323,9 @@ int BPF_PROG(on_received, struct sock *sk, int result, int flags)
 	if (kept == REFUSED) /* when it is answered would not be known */
 		next.trace_hi = next.trace_lo = next.span_id = 0;
 	bpf_map_update_elem(&trace_contexts, &tid, &next, BPF_ANY);
+	/* Of a socket that is closed already nothing more is seen: its client may have reset it. */
+	if (sk->__sk_common.skc_state == TCP_CLOSE)
+		end_request(next.sock);
 	return 0;
 }
 

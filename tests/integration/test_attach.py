@@ -152,6 +152,21 @@ def test_it_ends_with_the_last_thread_of_its_own(bin_: Path, start: Start) -> No
     assert it.wait(5) == 0
 
 
+def test_a_program_executed_since_it_was_looked_at_is_left_alone(bin_: Path, start: Start) -> None:
+    body = (
+        "import os, sys; print('ready', flush=True); sys.stdin.readline(); "
+        f"os.execv({str(bin_ / 'target')!r}, ['target', 'sleep'])"
+    )
+    it = start(sys.executable, "-c", body)
+    before = process.program_of(it.pid)
+    it.stdin.write("\n")
+    it.stdin.flush()
+    assert it.stdout.readline()
+    with pytest.raises(TargetRefused, match="executed another program"):
+        remote.load(it.pid, bin_ / "payload.so", "first", program=before)
+    assert remote.load(it.pid, bin_ / "payload.so", "first", program=process.program_of(it.pid))
+
+
 def test_it_is_loaded_once(bin_: Path, start: Start) -> None:
     it = start(str(bin_ / "target"), "sleep")
 

@@ -206,7 +206,7 @@ def test_others_are_left_alone(sleeper: subprocess.Popen[str]) -> None:
         (Policy("all"), frozenset({1_000_000})),
     ):
         loads: list[int] = []
-        attacher = Attacher(policy, roots, loads.append)
+        attacher = Attacher(policy, roots, lambda *it, loads=loads: loads.append(it[0]))
         attacher.on_process_events(mapped(sleeper.pid, "/usr/lib/libcuda.so.1"))
         assert not len(attacher._waiting)
         attacher.stop()
@@ -215,7 +215,7 @@ def test_others_are_left_alone(sleeper: subprocess.Popen[str]) -> None:
 def test_a_failure_of_ours_makes_the_next_wait(
     sleeper: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(pid: int) -> None:
+    def fails(pid: int, _program: str) -> None:
         raise TracerFailed("it broke")
 
     monkeypatch.setattr("sonde.agent.attaching.SETTLE_S", 0.0)

@@ -63,7 +63,7 @@ def test_the_agent_attaches_to_the_next_process_when_a_tracer_cannot_die(hangs, 
     children = [subprocess.Popen(["sleep", "30"]) for _ in range(2)]
     loaded = []
 
-    def load(pid):
+    def load(pid, _program):
         if pid == children[0].pid:
             monkeypatch.setattr(interpreter, "command", lambda *_: hangs)
             remote._run([str(pid)], 0.2, procfs.party_of(pid))

@@ -161,7 +161,7 @@ def test_whether_a_process_may_be_attached_to_is_decided_at_once(
 ) -> None:
     """In the thread that reads out rows; who keeps its environment from us is left alone."""
     with tenant(mode) as waits:
-        attacher = Attacher(Policy("all"), load=lambda _: None)
+        attacher = Attacher(Policy("all"), load=lambda *_: None)
         began_s = time.monotonic()
         attacher.consider(waits.kid)
         facts = ProcessFacts.of(waits.kid)

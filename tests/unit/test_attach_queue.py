@@ -82,7 +82,7 @@ def test_a_paused_users_process_waits_and_others_pass_it() -> None:
 def test_the_agent_waits_for_everybody_only_when_it_failed_itself(
     error: AttachFailed, others_wait: bool
 ) -> None:
-    def fails(pid: int) -> None:
+    def fails(pid: int, _program: str) -> None:
         raise error
 
     attacher = Attacher(Policy("all"), None, fails)
@@ -103,7 +103,7 @@ def test_a_process_whose_turn_comes_while_the_kill_switch_is_set_is_reported(
     monkeypatch.setattr(kill_switch, "FILES", (path,))
     loaded: list[int] = []
 
-    attacher = Attacher(Policy("all"), None, loaded.append)
+    attacher = Attacher(Policy("all"), None, lambda pid, _: loaded.append(pid))
     attacher._attach((os.getpid(), process.start_time(os.getpid())), ALICE)
 
     [row] = attacher.rows(1)

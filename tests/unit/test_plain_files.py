@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from sonde.resolve.binary import Binary, FileIdentity
 from sonde.unwind import plain_index
 from sonde.unwind.code_files import key_of_file
 from sonde.unwind.plain_index import NAME, PlainIndex
+from sonde.unwind.table_index import keeps_identity
 
 DISK = os.makedev(8, 1)
 
@@ -39,11 +41,32 @@ def test_two_recorders_keep_what_both_found(tmp_path):
     assert all(PlainIndex(tmp_path).has(key, "calls") for key in "ab")
 
 
-def test_a_file_system_without_a_device_is_looked_at_again(tmp_path):
+@pytest.mark.parametrize("device", [(0, 40), (7, 3), (43, 0)])
+def test_what_users_choose_is_looked_at_again(tmp_path, device):
+    """File systems without a device, and images that users have mounted."""
     index = PlainIndex(tmp_path)
-    index.add("a", os.makedev(0, 40), "calls")
+    index.add("a", os.makedev(*device), "calls")
     index.write()
     assert not (tmp_path / NAME).exists()
+
+
+def test_what_is_mapped_to_an_image_is_looked_at_again(tmp_path, monkeypatch):
+    """dm-1 is on dm-0, and that on a loop device; dm-2 is on a disk."""
+    slaves = {
+        "/sys/dev/block/253:1/slaves": ["dm-0"],
+        "/sys/class/block/dm-0/slaves": ["loop4"],
+        "/sys/dev/block/253:2/slaves": ["sda2"],
+    }
+
+    def listed(path):
+        if str(path) not in slaves:
+            raise FileNotFoundError
+        return [path / name for name in slaves[str(path)]]
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    assert not keeps_identity(os.makedev(253, 1))
+    assert keeps_identity(os.makedev(253, 2))
+    assert keeps_identity(DISK)
 
 
 def test_nothing_holds_after_the_next_boot(tmp_path, monkeypatch):

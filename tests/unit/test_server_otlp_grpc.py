@@ -349,7 +349,7 @@ def test_a_unix_socket_is_for_its_owner(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is no socket"):
         own_socket_path(path)
     with pytest.raises(UsageError, match="others can change"):
-        own_socket_path(Path("/tmp/otlp.sock"))  # noqa: S108
+        own_socket_path(Path("/tmp/otlp.sock"))
 
 
 def test_a_port_is_for_clients_with_a_certificate() -> None:
@@ -376,7 +376,9 @@ def test_a_call_that_ends_grpcs_server_does_not_end_the_receiver(tmp_path: Path)
     )
 
     def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
-        return struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+        return (
+            struct.pack(">I", len(content))[1:] + struct.pack(">BBI", kind, flags, stream) + content
+        )
 
     async def test(to: Receiving) -> None:
         host, _, port = to.receiver.target.rpartition(":")

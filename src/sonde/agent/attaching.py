@@ -53,10 +53,10 @@ class Attacher:
         self,
         policy: Policy,
         roots: frozenset[int] | None = None,
-        load: Callable[[int], object] = remote.load_injected_library,
+        load: Callable[[int, str], object] = remote.load_injected_library,
     ) -> None:
         """`roots`: attach only to these processes and their descendants; None: to any. `load` loads
-        the library into a process by its pid."""
+        the library into a process by its pid, while `process.program_of` it is the same."""
         self._policy = policy
         self._roots = roots
         self._load = load
@@ -182,14 +182,16 @@ class Attacher:
         self._stopped.pop(identity, None)
 
     def _load_into(self, pid: int, party: int) -> None:
-        # Checked again: since it was queued it may have executed a program with other rights.
+        # Checked again: since it was queued it may have executed a program with other rights, and
+        # it may do so after this: the tracer refuses another program than this one.
+        program = process.program_of(pid)
         if not self._policy.allows(ProcessFacts.of(pid)):
             return
         memory = InjectMemory.find(pid)
         if memory is not None:  # it has the library already
             memory.close()
             return
-        self._load(pid)
+        self._load(pid, program)
         self._backoff.worked(party)
         self._report("attached", pid, "")
 

@@ -63,6 +63,18 @@ def threads_of(pid: int) -> tuple[dict[int, tuple[int, str]], int]:
     return found, 0
 
 
+def program_of(pid: int) -> str:
+    """Where the kernel put the code and the stack of the program that the process executes: for
+    another program, one with other rights at least, it chooses others at random (stat(5), fields
+    26 to 28 and 48). Takes none of the process's locks. Raises ProcessGone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+        after_name = text.rpartition(")")[2].split()
+        return ",".join(after_name[field - 3] for field in (26, 27, 28, 48))
+    except (OSError, IndexError) as error:
+        raise gone(pid) from error
+
+
 def read_status(pid: int, tid: int | None = None, proc: Path = Path("/proc")) -> Status | None:
     """Of a process or thread; None where it is gone, or its status cannot be read."""
     path = proc / str(pid) / "status" if tid is None else proc / f"{pid}/task/{tid}/status"

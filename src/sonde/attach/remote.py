@@ -47,20 +47,25 @@ class Loaded:
 
 
 def load(
-    pid: int, library: Path, name: str = LIBRARY_MEMFD, wait_s: float = WAIT_S
+    pid: int,
+    library: Path,
+    name: str = LIBRARY_MEMFD,
+    wait_s: float = WAIT_S,
+    program: str = "",
 ) -> Loaded | None:
     """Load `library` into process `pid`; None: it is there already. After every error the process
     goes on unharmed.
 
-    `name`: of the memfd that it is loaded from. Raises UsageError, PermissionDenied, TargetRefused
-    (before the process was touched, or when no thread of it could be borrowed), SinkError,
-    AttachFailed, TracerFailed, ProcessGone.
+    `name`: of the memfd that it is loaded from; `program`: `process.program_of` it, where it must
+    not have executed another program since that was read. Raises UsageError, PermissionDenied,
+    TargetRefused (before the process was touched, or when no thread of it could be borrowed),
+    SinkError, AttachFailed, TracerFailed, ProcessGone.
     """
     process.require(pid)
     with lock.alone(pid, _PATIENCE_S):
         if is_mapped(pid, name):
             return None
-        arguments = [str(pid), str(library.absolute()), name, str(wait_s)]
+        arguments = [str(pid), str(library.absolute()), name, str(wait_s), program]
         outcome = _run(arguments, wait_s, procfs.party_of(pid))
     if "error" in outcome:
         raised = getattr(errors, str(outcome["error"]), AttachFailed)
@@ -146,9 +151,9 @@ def _run(arguments: list[str], wait_s: float, party: int) -> dict[str, Any]:
     return outcome
 
 
-def load_injected_library(pid: int, wait_s: float = WAIT_S) -> Loaded | None:
+def load_injected_library(pid: int, program: str = "", *, wait_s: float = WAIT_S) -> Loaded | None:
     """`load` of the injected library. Raises MissingDependency, too, where it was not built."""
-    return load(pid, library.path(), wait_s=wait_s)
+    return load(pid, library.path(), wait_s=wait_s, program=program)
 
 
 def is_mapped(pid: int, name: str = LIBRARY_MEMFD) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that does one attach: `sonde.attach.tracer PID FILE NAME SECONDS`.
+"""The process that does one attach: `sonde.attach.tracer PID FILE NAME SECONDS [PROGRAM]`.
 
 A separate process, with one thread: ptrace belongs to a thread, a guardian is forked, and where the
 agent ends meanwhile (kill -9, out of memory), this process still restores the borrowed thread. The
@@ -66,14 +66,20 @@ class _Disturbed:
     """It is not stopped again before this time (time.monotonic)."""
 
 
-def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S) -> Answer:
+def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S, program: str = "") -> Answer:
     """Load a library into the process. Raises SondeError for what stands in the way.
 
-    `name`: of the memfd that it is loaded from, as the process's mappings will show it.
+    `name`: of the memfd that it is loaded from, as the process's mappings will show it; `program`:
+    as for `remote.load`.
     """
     content = library.read_bytes()
     began = process.start_time(pid)
     auxv = Path(f"/proc/{pid}/auxv").read_bytes()  # before the memory: see ThreadBorrower
+    # From here on a thread that has executed a program has another auxv, and is passed over.
+    if program and process.program_of(pid) != program:
+        raise TargetRefused(
+            f"process {pid} has executed another program meanwhile", "It is looked at again."
+        )
     with ProcessMemory(pid) as memory:
         landmarks = glibc.landmarks(memory, glibc.mappings_of(pid))
     if not Path(f"/proc/{pid}/root/proc/self").is_symlink():
@@ -245,9 +251,9 @@ def main(arguments: list[str]) -> None:
     # Neither Ctrl-C in the terminal nor the end of our parent may interrupt an attach.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    pid, library, name, wait_s = arguments
+    pid, library, name, wait_s, *program = arguments
     try:
-        outcome = asdict(attach(int(pid), Path(library), name, float(wait_s)))
+        outcome = asdict(attach(int(pid), Path(library), name, float(wait_s), *program))
     except SondeError as error:
         outcome = {"error": type(error).__name__, "cause": error.cause, "remedy": error.remedy}
     except OSError as error:

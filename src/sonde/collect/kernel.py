@@ -10,7 +10,7 @@ import ipaddress
 import mmap
 import os
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -132,7 +132,7 @@ class Kernel:
         self._shared: dict[str, _native.Bpf] = {}
         self._constants: dict[str, int] = {}
         self._ahead: dict[str, tuple[BpfObject, _native.LoadAhead]] = {}
-        self._subordinate: Collection[tuple[int, int, int]] = ()
+        self._subordinate: Sequence[tuple[int, int, int]] = ()
         """What the map `subordinate_ids` holds."""
         if skip_self:
             self._constants["self_tgid"] = os.getpid()
@@ -186,8 +186,14 @@ class Kernel:
         if owner is None or ranges is self._subordinate:
             return
         # Root's are those of containers that it starts: each counts by itself, not as root.
+        # Of two that have the same the first counts, as in `procfs.parties`.
         before, now = (
-            {network: who for first, n, who in some if who for network in _networks(first, n)}
+            {
+                network: who
+                for first, n, who in reversed(some)
+                if who
+                for network in _networks(first, n)
+            }
             for some in (self._subordinate, ranges)
         )
         for network in before.keys() - now.keys():

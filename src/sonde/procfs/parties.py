@@ -47,6 +47,8 @@ _PASSWD: Final = Path("/etc/passwd")
 _FIRST: Final = Path("/proc/1")
 """The first process."""
 _MAX_SUBORDINATE_BYTES: Final = 1 << 20
+_IDS: Final = 1 << 32
+"""User ids are below this."""
 _MAX_CLIMB: Final = 64
 """Ancestors of a process that are followed."""
 _MAX_CGROUP_BYTES: Final = 1 << 16
@@ -237,7 +239,8 @@ def _ranges(root: Path | None) -> list[tuple[int, int, int]]:
                 who = int(name)
             else:
                 who = users[name] if name in users else pwd.getpwnam(name).pw_uid
-            found.append((int(first), int(count), who))
+            if 0 <= who < _IDS and 0 <= int(first) < _IDS and int(count) > 0:
+                found.append((int(first), int(count), who))
     return found
 
 

@@ -2,14 +2,12 @@
 """A file that records from run to run which files define no function of a device API.
 
 Without it each recorder reads the symbols of every library of a program: 0.2 s of CPU for one of
-three hundred. Files are identified as in `table_index`, and for as long: until the next boot, on
-devices with a major number.
+three hundred. Files are identified as in `table_index`, and for as long.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -17,7 +15,7 @@ from typing import Final
 from sonde import private_files
 from sonde.errors import SinkError
 from sonde.unwind.cache_folder import default_folder
-from sonde.unwind.table_index import boot_id
+from sonde.unwind.table_index import boot_id, keeps_identity
 
 NAME: Final = "plain.json"
 MAX_BYTES: Final = 8 << 20
@@ -45,7 +43,7 @@ class PlainIndex:
 
     def add(self, key: str, device: int, wanted: str) -> None:
         """Note that a file on a device defines none of what is wanted."""
-        if os.major(device) and len(self._new) < MAX_ENTRIES:
+        if len(self._new) < MAX_ENTRIES and keeps_identity(device):
             self._new[key] = wanted
 
     def write(self) -> None:
