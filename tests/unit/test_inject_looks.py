@@ -51,8 +51,8 @@ def test_a_huge_array_that_nobody_touched_is_not_read(program, library):
 
 
 def test_a_large_array_is_read_and_no_dlopen_waits(program, library):
-    # All looks together reach 128 MiB where memory is fast, and no less than 64.
-    longest_ms, _, cpu_ms, is_found = looked_through(program, library, 5, 64)
+    # All looks together reach 128 MiB where memory is fast; where others use it, half of 64.
+    longest_ms, _, cpu_ms, is_found = looked_through(program, library, 5, 32)
     assert is_found
     assert longest_ms < 150
     assert cpu_ms < 600
