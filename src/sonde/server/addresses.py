@@ -63,7 +63,7 @@ def parse(text: str) -> tuple[str, int]:
 def for_grpc(text: str, http: Address) -> Address:
     """Where OTLP is received over gRPC: unix:PATH, or HOST:PORT for clients with a certificate.
     gRPC's library lets anybody who reaches it hold all its connections, or end it by a malformed
-    call, so whoever can reach it must be trusted. Raises UsageError."""
+    call, so all who can reach it must be trusted. Raises UsageError."""
     if text.startswith(_UNIX):
         path = Path(text[len(_UNIX) :])
         if not path.is_absolute():
