@@ -70,8 +70,10 @@ SPREAD = ("test_hostile_costs",)
 
 @functools.cache
 def measures_time(path: Path) -> bool:
-    """Whether tests of that file read the clock that goes on while others have the CPU."""
-    return re.search(r"\b(monotonic(_ns)?|perf_counter(_ns)?)\(\)", path.read_text()) is not None
+    """Whether tests of that file read a clock: of the time that passes, or of CPU time, of which the
+    same work takes twice as much beside others on the same core."""
+    clocks = r"\b(monotonic|perf_counter|process_time|thread_time)(_ns)?\(\)"
+    return re.search(clocks, path.read_text()) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -39,8 +39,7 @@ def one(raw: bytes) -> None:
     python.for_kernel(0x10000, is_musl=False)
     head = os.pread(_fd, python.code.linetable + 8, at)
     try:
-        code = python_code._read(_file, 1, python, head, 0)
-        lines = python_code._lines_of(_file, head, python.code)
+        code, lines = python_code._read(_file, 1, python, head, 0)
     except (OSError, struct.error, UnicodeDecodeError, OverflowError):
         return  # as PythonCode takes it: not a code object
     assert len(code.function) <= python_code.MAX_TEXT and code.function.isprintable()

@@ -248,7 +248,8 @@ class GrpcReceiver:
                 await self._take(signal, caller, context, metadata, host)
                 return b""
             except RefusedRequestError as error:
-                refused, status = error, error.status
+                # Else what is kept refers to this frame, and to what was decoded.
+                refused, status = error.with_traceback(None), error.status
             except (WalBusyError, WalFailedError) as error:
                 self._service.counters.refuse("disk")
                 refused, status = RefusedRequestError(503, error.cause, error.remedy), 503
