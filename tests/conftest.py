@@ -70,8 +70,8 @@ SPREAD = ("test_hostile_costs",)
 
 @functools.cache
 def measures_time(path: Path) -> bool:
-    """Whether tests of that file read a clock: of the time that passes, or of CPU time, of which the
-    same work takes twice as much beside others on the same core."""
+    """Whether tests of that file read a clock: of the time that passes, or of CPU time, of which
+    the same work takes twice as much beside others on the same core."""
     clocks = r"\b(monotonic|perf_counter|process_time|thread_time)(_ns)?\(\)"
     return re.search(clocks, path.read_text()) is not None
 
