@@ -144,7 +144,7 @@ def waits(few: None) -> Iterator[WaitCollector]:
 def test_threads_of_one_user_leave_others_theirs(waits: WaitCollector) -> None:
     with running(FLOODER, NAPPERS, 600) as flood, running(OTHER, NAPPERS, 10) as other:
         waits.drain(0, True)
-        time.sleep(0.5)
+        time.sleep(1.5)
         batch = waits.drain(0, True)
         assert threads_seen(batch, other.pid) == 11
         # Its first thread was forked by root.
@@ -153,16 +153,16 @@ def test_threads_of_one_user_leave_others_theirs(waits: WaitCollector) -> None:
     waits.drain(0, True)
     waits.drain(0, True)  # those that have ended are counted no more
     with running(OTHER, NAPPERS, 150) as other:
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert threads_seen(waits.drain(0, True), other.pid) == 151
 
 
 def test_who_is_alone_has_what_is_free_and_a_share_has_an_end(waits: WaitCollector) -> None:
     with running(FLOODER, NAPPERS, 180) as flood:
-        time.sleep(0.3)
+        time.sleep(1)
         assert threads_seen(waits.drain(0, True), flood.pid) == 181
         with running(OTHER, NAPPERS, 100) as other:
-            time.sleep(0.5)
+            time.sleep(1.5)
             assert MOST // 16 <= threads_seen(waits.drain(0, True), other.pid) < 40
 
 
@@ -182,7 +182,7 @@ def test_subordinate_ids_have_the_share_of_their_user(
             running(765_535, NAPPERS, 50) as third,
             running(765_536, NAPPERS, 10) as other,
         ):
-            time.sleep(0.5)
+            time.sleep(1.5)
             batch = waits.drain(0, True)
             assert threads_seen(batch, other.pid) == 11
             # First threads were forked by root.
@@ -193,7 +193,7 @@ def test_subordinate_ids_have_the_share_of_their_user(
 
 def test_root_has_as_many_again(waits: WaitCollector) -> None:
     with running(FLOODER, NAPPERS, 600), running(0, NAPPERS, 20) as own:
-        time.sleep(0.5)
+        time.sleep(1.5)
         assert threads_seen(waits.drain(0, True), own.pid) == 21
 
 
