@@ -150,7 +150,7 @@ class GrpcReceiver:
 
     async def _listen(self) -> None:
         limits = self._limits
-        self._server = grpc.aio.server(
+        server = grpc.aio.server(
             maximum_concurrent_rpcs=2 * CALLS,
             options=[
                 ("grpc.so_reuseport", 0),
@@ -175,14 +175,14 @@ class GrpcReceiver:
             )
             for signal, name in _SERVICES.items()
         }
-        self._server.add_generic_rpc_handlers(tuple(handlers.values()))
+        server.add_generic_rpc_handlers(tuple(handlers.values()))
         self.close()
         before = os.umask(0o177)  # of a Unix socket: for this user alone
         try:
             if self._certificate is None:
-                self._server.add_insecure_port(self.target)
+                server.add_insecure_port(self.target)
             else:
-                self._server.add_secure_port(
+                server.add_secure_port(
                     self.target,
                     grpc.dynamic_ssl_server_credentials(
                         self._certificate,
@@ -196,7 +196,8 @@ class GrpcReceiver:
             ) from error
         finally:
             os.umask(before)
-        await self._server.start()
+        await server.start()
+        self._server = server  # not before: one that never ran never ends
 
     async def stop(self) -> None:
         """Take no more calls; those that are served end within some seconds."""
