@@ -69,18 +69,20 @@ SPREAD = ("test_hostile_costs",)
 
 
 @functools.cache
-def measures_time(path: Path) -> bool:
-    """Whether tests of that file read a clock: of the time that passes, or of CPU time, of which
-    the same work takes twice as much beside others on the same core."""
-    clocks = r"\b(monotonic|perf_counter|process_time|thread_time)(_ns)?\(\)"
-    return re.search(clocks, path.read_text()) is not None
+def depends_on_time(path: Path) -> bool:
+    """Whether results of tests of that file depend on when what runs: they read a clock (of the time
+    that passes, or of CPU time, of which the same work takes twice as much beside others on the
+    same core), sleep, or run beside a process or thread that they start."""
+    clocks = r"\b(monotonic|perf_counter|process_time|thread_time)(_ns)?\(\)|\bsleep\("
+    others = r"\b(subprocess|multiprocessing|threading|asyncio|stub_driver|killed_service|served)\b"
+    return re.search(f"{clocks}|{others}", path.read_text()) is not None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Which tests need the machine for themselves, and which must not run beside one another.
 
-    What else runs is in the result of a test that observes the machine or the time that passes, so
-    one that fails is run again; the summary names each (RERUN).
+    What else runs is in the result of a test that observes the machine or depends on when what
+    runs, so one that fails is run again; the summary names each (RERUN).
     """
     can_rerun = config.pluginmanager.hasplugin("rerunfailures")
     for item in items:
@@ -89,7 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if folder in ("kernel", "gpu") and stem not in BESIDE:
             item.add_marker(pytest.mark.machine)
         if can_rerun and (
-            observes or item.get_closest_marker("machine") or measures_time(item.path)
+            observes or item.get_closest_marker("machine") or depends_on_time(item.path)
         ):
             item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=5))
     # Those that take longest begin first.

@@ -301,7 +301,7 @@ def test_a_trace_ends_before_another_profilers_begins_and_is_refused_meanwhile(t
 def test_the_command_traces_explains_and_states_its_price_first(
     traced, library, monkeypatch, tmp_path, capsys
 ):
-    process = start(traced, library, request="0:0")
+    process = start(traced, library, 1_000, request="0:0")  # longer than any attempt takes
     find(process.pid).close()
     monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
     monkeypatch.setattr(cupti_builds, "has_subscriber", lambda pid, build: False)
@@ -331,7 +331,7 @@ def test_the_command_traces_explains_and_states_its_price_first(
 def test_a_trace_that_leaves_too_much_behind_is_refused_before_cupti_is_touched(
     traced, library, monkeypatch, tmp_path
 ):
-    process = start(traced, library, request="0:0")
+    process = start(traced, library, 1_000, request="0:0")
     find(process.pid).close()
     monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
     monkeypatch.setattr(Tracer, "take", lambda *_, **__: pytest.fail("traced"))

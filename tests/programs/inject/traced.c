@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Launches on a (stub) device, and traces itself by (stub) CUPTI as torch.profiler does: a while
-// without, a while with, three times. Prints what it launched while it traced, and what the trace saw.
+// without, a while with, three times or as often as its argument states. Prints what it launched
+// while it traced, and what the trace saw.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,12 +34,13 @@ static unsigned long launch_for(void *f, double seconds)
 	return n;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	int times = argc > 1 ? atoi(argv[1]) : 3;
 	unsigned long own = 0, refused;
 	cuInit(0);
 	void *f = stub_function("_Z7shorterPf", 20000);
-	for (int i = 0; i < 3; i++) {
+	for (int i = 0; i < times; i++) {
 		launch_for(f, 0.8);
 		cuptiActivityEnable(RUNTIME);
 		refused = (unsigned long)cuptiActivityEnable(99);
