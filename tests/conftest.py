@@ -70,9 +70,9 @@ SPREAD = ("test_hostile_costs",)
 
 @functools.cache
 def depends_on_time(path: Path) -> bool:
-    """Whether results of tests of that file depend on when what runs: they read a clock (of the time
-    that passes, or of CPU time, of which the same work takes twice as much beside others on the
-    same core), sleep, or run beside a process or thread that they start."""
+    """Whether results of tests of that file depend on when what runs: they read a clock (of the
+    time that passes, or of CPU time, of which the same work takes twice as much beside others on
+    the same core), sleep, or run beside a process or thread that they start."""
     clocks = r"\b(monotonic|perf_counter|process_time|thread_time)(_ns)?\(\)|\bsleep\("
     others = r"\b(subprocess|multiprocessing|threading|asyncio|stub_driver|killed_service|served)\b"
     return re.search(f"{clocks}|{others}", path.read_text()) is not None

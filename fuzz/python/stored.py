@@ -14,6 +14,7 @@ from captures import chunk
 from data import Data
 from sonde.errors import SondeError
 from sonde.server import answers, otlp_profiles
+from sonde.server.parameters import parse
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.compaction import compact
@@ -86,6 +87,6 @@ def _ask(service: Service, asked: int) -> None:
             continue
         for caller in (_EVIL, _VICTIM):
             try:
-                answers.ask(service, caller, question, answers.parse(_TIMES))
+                answers.ask(service, caller, question, parse(_TIMES))
             except SondeError as error:
                 str(error)

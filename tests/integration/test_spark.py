@@ -19,9 +19,11 @@ from captures import Writer
 from sonde.errors import CaptureError
 from sonde.export.pprof_profile_pb2 import Profile
 from sonde.query import stored, stored_memory
-from sonde.query.stored import SUMS_VIEW, Selection, StoredSession
+from sonde.query.selection import SUMS_VIEW, Selection
 from sonde.query.stored_capture import capture_of
+from sonde.query.stored_session import StoredSession
 from sonde.server import answers
+from sonde.server.parameters import parse
 from sonde.store.catalog import Catalog
 from sonde.store.compaction import compact
 from sonde.store.flush import Flusher
@@ -179,7 +181,7 @@ def plain(answer: Any) -> Any:
 
 @pytest.mark.parametrize("name", sorted(set(answers.QUESTIONS) - ELSEWHERE))
 def test_spark_answers_as_duckdb_does(name: str, spark: SparkTables, duck: StoredSession) -> None:
-    options = answers.parse(ITEMS + GIVEN.get(name, []))
+    options = parse(ITEMS + GIVEN.get(name, []))
     question = answers.QUESTIONS[name]
 
     expected = plain(question.answer(duck, options))
@@ -203,7 +205,7 @@ def test_memory_is_summed_alike(spark: SparkTables, tmp_path: Path) -> None:
     path = tmp_path / "sample.parquet"
     on_spark = SparkTables(spark.session, {"sample": [f"file://{path}"]})
     on_duck = StoredSession(tmp_path, {"sample": [path]})
-    wanted = answers.parse(ITEMS).selection
+    wanted = parse(ITEMS).selection
 
     expected, found = (stored_memory.memory(one, wanted).to_pylist() for one in (on_duck, on_spark))
     on_duck.close()
@@ -214,7 +216,7 @@ def test_memory_is_summed_alike(spark: SparkTables, tmp_path: Path) -> None:
 
 def test_spark_reads_a_node_as_a_capture(spark: SparkTables, duck: StoredSession) -> None:
     """What a timeline and a verdict are made from."""
-    wanted = answers.parse([*ITEMS, ("node", "a")]).selection
+    wanted = parse([*ITEMS, ("node", "a")]).selection
     expected, found = (capture_of(one, wanted) for one in (duck, spark))
 
     assert found.info == expected.info
@@ -236,7 +238,7 @@ def test_spark_reads_a_node_as_a_capture(spark: SparkTables, duck: StoredSession
 def test_selections_choose_the_same_rows(
     changed: dict[str, Any], spark: SparkTables, duck: StoredSession
 ) -> None:
-    wanted: Selection = replace(answers.parse(ITEMS).selection, **changed)
+    wanted: Selection = replace(parse(ITEMS).selection, **changed)
     expected, found = (
         [stored.totals(one, wanted), plain(stored.flame_graph(one, wanted))]  # type: ignore[arg-type]
         for one in (duck, spark)

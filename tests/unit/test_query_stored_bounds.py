@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query import stored, stored_charts, stored_views
+from sonde.query import stored, stored_charts, stored_session, stored_views
 from sonde.query.bounded import bounded
-from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.selection import Selection
+from sonde.query.stored_session import QueryTimedOutError, StoredSession
 
 LONG = "SELECT sum(a.range * b.range) AS n FROM range(10000000) a, range(3000) b"
 """Some minutes."""
@@ -60,7 +61,7 @@ def test_rows_that_are_read_one_by_one_end_in_time(session: StoredSession) -> No
 def test_an_answer_of_long_texts_is_refused(
     session: StoredSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(stored_session, "MAX_BYTES", 1 << 20)
     with pytest.raises(CaptureTooLarge):
         session.arrow("SELECT repeat('x', 3000) AS t FROM range(200000)")
 

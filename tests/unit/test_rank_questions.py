@@ -14,8 +14,9 @@ import pytest
 from captures import SECOND_NS, START_NS, WALL_OFFSET_NS
 from rank_job import BUCKETS, HOSTILE, LATE, RANKS, job_chunks
 from sonde.query import stored_memory, stored_ranks
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.selection import Selection
 from sonde.query.stored_ranks import BinKind, TimeBin, parts_of
+from sonde.query.stored_session import StoredSession
 from sonde.server import timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher

@@ -17,9 +17,10 @@ import pytest
 from sonde.errors import CaptureTooLarge, SondeError, UsageError
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.query import stored_capture
-from sonde.query.stored import QueryTimedOutError
+from sonde.query.stored_session import QueryTimedOutError
 from sonde.server import answers
 from sonde.server.openapi import document
+from sonde.server.parameters import parse
 from sonde.server.schemas import ANSWERS, FLAME_NODE, UNDESCRIBED
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
@@ -53,7 +54,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def ask(service: Service, question: str, **given: object) -> Any:
     items = [("from", "1799990000"), ("to", "1800090000")]
-    options = answers.parse(items + [(name, str(value)) for name, value in given.items()])
+    options = parse(items + [(name, str(value)) for name, value in given.items()])
     answer = answers.ask(service, ME, answers.QUESTIONS[question], options)
     return answer.content if "json" not in answer.media_type else json.loads(answer.content)
 
@@ -151,9 +152,9 @@ def test_every_question_is_answered_for_the_longest_time(
     given = [("from", start), ("to", end), ("node", "one"), ("limit", "2147483647")]
     for question in answers.QUESTIONS.values():
         with contextlib.suppress(SondeError):
-            answers.ask(service, ME, question, answers.parse(given))
+            answers.ask(service, ME, question, parse(given))
     with pytest.raises(UsageError, match="no time"):
-        answers.parse([("from", "5e9")])
+        parse([("from", "5e9")])
 
 
 def test_a_kind_that_is_none_is_refused(service: Service) -> None:
@@ -216,7 +217,7 @@ def test_a_timeline_keeps_count_and_time_at_every_level_of_detail(service: Servi
 
 def test_a_timeline_of_a_moment_is_cut_at_its_ends(service: Service) -> None:
     options = [("from", "1800001801"), ("to", "1800001802"), ("limit", "500")]
-    answer = answers.ask(service, ME, answers.QUESTIONS["lanes"], answers.parse(options))
+    answer = answers.ask(service, ME, answers.QUESTIONS["lanes"], parse(options))
     boxes = json.loads(answer.content)["boxes"]
 
     assert boxes["n"]
@@ -243,7 +244,7 @@ def long_texts(rows: int, chars: int) -> pa.Table:
 
 
 def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = answers.parse([])
+    options = parse([])
     table = long_texts(600, 10)
     written = json.loads(answers._written(table, options).content)
     assert written == table.to_pylist()
@@ -258,21 +259,21 @@ def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.Monkey
         ({"frames": table.to_pylist()}, "json"),
     ):
         with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
-            answers._written(found, answers.parse([("format", form)]))
+            answers._written(found, parse([("format", form)]))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
     with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
-        answers._written(long_texts(2_000, 1_000), answers.parse([("format", "arrow")]))
+        answers._written(long_texts(2_000, 1_000), parse([("format", "arrow")]))
 
 
 def test_long_texts_of_answers_are_cut() -> None:
-    (row,) = json.loads(answers._written(long_texts(1, 16_000), answers.parse([])).content)
+    (row,) = json.loads(answers._written(long_texts(1, 16_000), parse([])).content)
     assert len(row["function"]) == answers.TEXT_CHARS
 
 
 def test_an_answer_that_takes_too_long_to_write_is_given_up() -> None:
     with pytest.raises(QueryTimedOutError):
-        answers._written(long_texts(10, 10), answers.parse([]), time.monotonic() - 1)
+        answers._written(long_texts(10, 10), parse([]), time.monotonic() - 1)
 
 
 def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(

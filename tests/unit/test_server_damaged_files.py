@@ -13,10 +13,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from sonde.errors import CaptureError
-from sonde.query.stored import UnreadableStoreError
+from sonde.query.stored_session import UnreadableStoreError
 from sonde.server import answers, damaged_files
 from sonde.server.app import Api
 from sonde.server.left_out import FILES
+from sonde.server.parameters import parse
 from sonde.server.selfmetrics import exposition
 from sonde.server.service import ServerLimits, Service
 from sonde.store.flush import Flusher
@@ -118,6 +119,6 @@ def test_a_question_that_no_damage_explains_is_an_error(
     assert caller
     question = answers.Question("", fails)  # type: ignore[arg-type]
     with pytest.raises(CaptureError, match="why"):
-        answers.ask(service, caller, question, answers.parse([("from", "0")]))
+        answers.ask(service, caller, question, parse([("from", "0")]))
     assert len(asked) == 1 and len(service.damaged) == 0
     service.close()

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from sonde import _native
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.selection import Selection
+from sonde.query.stored_session import StoredSession
 from sonde.server import job
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope

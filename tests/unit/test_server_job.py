@@ -15,9 +15,10 @@ import pytest
 
 from sonde.errors import CaptureError, CaptureTooLarge, UsageError
 from sonde.query import framing
-from sonde.query.stored import Selection
+from sonde.query.selection import Selection
 from sonde.query.stored_use import by_owner, of_owner, slot_ns
 from sonde.server import answers, job
+from sonde.server.parameters import parse
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.flush import Flusher
@@ -62,7 +63,7 @@ def range_of(service: Service, node: str) -> tuple[int, int]:
 def ask(service: Service, question: str, node: str, **given: str) -> Any:
     start, end = range_of(service, node)
     times = {"from": f"{start / 1e9:.9f}", "to": f"{end / 1e9:.9f}", "node": node}
-    options = answers.parse(list((times | given).items()))
+    options = parse(list((times | given).items()))
     answer = answers.ask(service, ME, answers.QUESTIONS[question], options)
     return json.loads(answer.content)
 

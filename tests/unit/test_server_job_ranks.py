@@ -24,8 +24,9 @@ from sonde.analyze.slow_ranks import MAX_LONG, Pieces, _of_sequences, slow_links
 from sonde.analyze.stragglers import Straggle, Work, straggling
 from sonde.cli.job import _waiting, as_text
 from sonde.errors import CaptureTooLarge
-from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.selection import Selection
 from sonde.query.stored_ranks import TimeBin
+from sonde.query.stored_session import QueryTimedOutError, StoredSession
 from sonde.server import job, job_ranks, timeline_answers
 from sonde.server.service import Service
 from sonde.store.flush import Flusher

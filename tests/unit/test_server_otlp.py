@@ -12,6 +12,7 @@ import pytest
 
 from otlp_requests import NOW_NS, request
 from sonde.server import answers, otlp_profiles
+from sonde.server.parameters import parse
 from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.chunks import joined, open_chunk
@@ -23,7 +24,7 @@ ME = Caller("test", "default", frozenset(Scope))
 
 def ask(service: Service, question: str) -> Any:
     items = [("from", "1799990000"), ("to", "1800090000")]
-    answer = answers.ask(service, ME, answers.QUESTIONS[question], answers.parse(items))
+    answer = answers.ask(service, ME, answers.QUESTIONS[question], parse(items))
     return json.loads(answer.content)
 
 

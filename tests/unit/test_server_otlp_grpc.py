@@ -29,6 +29,7 @@ from sonde.server.addresses import Address, for_grpc, own_socket_path
 from sonde.server.app import Api
 from sonde.server.otlp_grpc import MESSAGE_BYTES, READ_OF_TENANT, GrpcReceiver, _host_of
 from sonde.server.otlp_ingest import sender_node
+from sonde.server.parameters import parse
 from sonde.server.service import ServerLimits, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.flush import Flusher
@@ -89,9 +90,7 @@ class Receiving:
         Flusher(self.service.folder, self.service.catalog).flush()
         caller = Caller("test", tenant, frozenset(Scope))
         items = [("from", "1799990000"), ("to", "1800090000")]
-        found = answers.ask(
-            self.service, caller, answers.QUESTIONS["overview"], answers.parse(items)
-        )
+        found = answers.ask(self.service, caller, answers.QUESTIONS["overview"], parse(items))
         return {row["node"]: row["cpu_ns"] for row in json.loads(found.content)}
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import CaptureTooLarge, UsageError
-from sonde.query.stored import QueryTimedOutError
+from sonde.query.stored_session import QueryTimedOutError
 from sonde.server.service import Service
 from sonde.store import storage
 from sonde.store.bucket import Bucket, BucketError

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import CaptureError
-from sonde.query.stored import QueryTimedOutError
+from sonde.query.stored_session import QueryTimedOutError
 from sonde.store.bucket import Bucket, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.compaction import COMPACTED_FROM, compact

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sonde.query import stored, stored_views
-from sonde.query.stored import Selection
+from sonde.query.selection import Selection
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store import compaction

@@ -23,12 +23,14 @@ from sonde.export import packed, strict_json, timeline_columns
 from sonde.query import framing, stored, stored_charts
 from sonde.query.capture import read
 from sonde.query.run_columns import no_runs, run_columns
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.selection import Selection
 from sonde.query.stored_capture import capture_of
+from sonde.query.stored_session import StoredSession
 from sonde.query.table_columns import columns
 from sonde.query.timeline import of_capture
 from sonde.recording.timelines import open_timeline
 from sonde.server import answers, pages, timeline_answers
+from sonde.server.parameters import parse
 from sonde.server.service import Service
 from sonde.store.flush import Flusher
 
@@ -252,7 +254,7 @@ def test_stacks_kept_apart_add_up_to_all_of_them(session: StoredSession, by: str
 
 
 def test_stacks_of_a_group_have_it_as_their_outermost_frame(session: StoredSession) -> None:
-    options = replace(answers.parse([("group", "thread")]), selection=selected())
+    options = replace(parse([("group", "thread")]), selection=selected())
     found = answers.QUESTIONS["flamegraph"].answer(session, options)
     assert isinstance(found, dict)
     outermost = {found["frames"][stack["frames"][-1]]["kind"] for stack in found["stacks"]}

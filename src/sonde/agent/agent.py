@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gc
 import math
-import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sized
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde import _native, procfs
-from sonde.agent import owner_attributes
+from sonde.agent import owner_attributes, selfmetrics
 from sonde.agent.adaptive_scheduler import AdaptiveScheduler
 from sonde.agent.attaching import Attacher
 from sonde.agent.chunk_encoder import ChunkEncoder
@@ -44,7 +43,6 @@ from sonde.attach.policy import Policy
 from sonde.collect.collector import Batch, Collector
 from sonde.collect.kernel import Kernel, refusal
 from sonde.config import Config
-from sonde.metrics import MetricRow
 from sonde.model.process import Process
 from sonde.model.program_run import ProgramRun
 from sonde.model.rows import EventRow
@@ -479,26 +477,15 @@ class Agent:
 
     def _count_self(self) -> None:
         """Add metrics of Sonde itself."""
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        rows: list[MetricRow] = []
-        for series, value in (
-            ("sonde.agent.cpu_seconds", usage.ru_utime + usage.ru_stime),
-            ("sonde.agent.max_rss_bytes", float(_max_rss_bytes())),
-            ("sonde.agent.kernel_map_bytes", float(self.kernel_bytes())),
-            ("sonde.agent.wait_stack_divisor", float(self._stack_limiter.divisor)),
-            *(self._sink.metrics().items() if self._sink is not None else ()),
-            *((f"sonde.resolve.{name}", float(n)) for name, n in self._resolver.usage().items()),
-            ("sonde.unwind.python_unread", float(self._dictionary.stacks.python.unread)),
-            ("sonde.unwind.thread_names_unread", float(self._dictionary.thread_names.unread)),
-            ("sonde.unwind.python_lineless", float(self._dictionary.stacks.python.lineless)),
-            *(
-                (f"sonde.resolve.{name}", float(n))
-                for name, n in self._resolver.counters.as_dict().items()
-                if n
-            ),
-        ):
-            rows.append((self._tick_ns, series, "", value))
-        rows += self._unwinding.metrics(self._tick_ns)
+        rows = selfmetrics.rows(
+            self._tick_ns,
+            kernel_bytes=self.kernel_bytes(),
+            stack_divisor=self._stack_limiter.divisor,
+            sink=self._sink,
+            resolver=self._resolver,
+            unwinding=self._unwinding,
+            dictionary=self._dictionary,
+        )
         self._chunk.add("metric", rows)
         if self._exporters is not None:
             self._exporters.take_metrics(rows)
@@ -529,12 +516,3 @@ def _pods(config: Config) -> Pods | None:
 
     token, ca = config.kubelet_token_file, config.kubelet_ca_file
     return Pods(config.kubelet, Path(token) if token else None, Path(ca) if ca else None)
-
-
-def _max_rss_bytes() -> int:
-    """The most memory that this process had resident.
-
-    Not from getrusage(): its maximum survives execve(), so it may be of the program before.
-    """
-    status = Path("/proc/self/status").read_text()
-    return 1024 * int(status.partition("VmHWM:")[2].split(maxsplit=1)[0])

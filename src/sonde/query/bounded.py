@@ -10,7 +10,7 @@ import pyarrow as pa
 
 
 class _Counting(Protocol):
-    """Of `sonde.query.stored.StoreTables`, what is needed here."""
+    """Of `sonde.query.selection.StoreTables`, what is needed here."""
 
     def arrow(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         """Rows of a query as columns."""

@@ -22,7 +22,8 @@ from sqlglot.errors import SqlglotError
 
 from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.query.schema import TABLES
-from sonde.query.stored import MAX_BYTES, SUMMED_TABLE, SUMS_VIEW, empty_table
+from sonde.query.selection import SUMMED_TABLE, SUMS_VIEW
+from sonde.query.stored_session import MAX_BYTES, empty_table
 
 _SETTINGS = {
     "spark.sql.ansi.enabled": "true",  # as DuckDB: an overflow is an error, no null

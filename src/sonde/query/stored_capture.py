@@ -21,7 +21,7 @@ from sonde.errors import CaptureError, CaptureTooLarge
 from sonde.limits import Budget
 from sonde.query.capture import Capture, CaptureInfo
 from sonde.query.schema import ADDED_LATER, TABLES, conform
-from sonde.query.stored import Selection, StoreTables
+from sonde.query.selection import Selection, StoreTables
 from sonde.query.validation import frame_count
 
 MAX_ROWS = 1_000_000

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.query.bounded import bounded, count_beyond
-from sonde.query.stored import MAX_POINTS, MAX_ROWS, MAX_SERIES, Selection, StoreTables
+from sonde.query.selection import Selection, StoreTables
+from sonde.query.stored import MAX_POINTS, MAX_ROWS, MAX_SERIES
 
 SUMMARY = (
     *("hw.gpu.utilization", "sonde.gpu.sm.active", "sonde.gpu.tensor.active", "hw.power"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sonde.query.bounded import count_beyond
-from sonde.query.stored import MAX_ROWS, SUMS_VIEW, Selection, StoreTables
+from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
+from sonde.query.stored import MAX_ROWS
 
 _OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
 """Columns of `process` in an answer."""

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective, is_point_to_point
-from sonde.query.stored import MAX_ROWS, Selection, StoreTables
+from sonde.query.selection import Selection, StoreTables
+from sonde.query.stored import MAX_ROWS
 from sonde.query.stored_ranks import TimeBin
 from sonde.query.timed_windows import NEARLY_ALL
 

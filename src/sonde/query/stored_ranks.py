@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective
-from sonde.query.stored import MAX_ROWS, Selection, StoreTables
+from sonde.query.selection import Selection, StoreTables
+from sonde.query.stored import MAX_ROWS
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512

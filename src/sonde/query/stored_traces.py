@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sonde.query.stored import MAX_ROWS, Selection, StoreTables
+from sonde.query.selection import Selection, StoreTables
+from sonde.query.stored import MAX_ROWS
 
 
 def traces(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:

@@ -23,7 +23,9 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query.stored import MAX_ROWS, Selection, StoredSession
+from sonde.query.selection import Selection
+from sonde.query.stored import MAX_ROWS
+from sonde.query.stored_session import StoredSession
 
 OWNERS = ("user", "job", "pod", "namespace", "container", "unit", "comm", "exe")
 """Columns of `process` by which GPU time can be summed (`by`)."""

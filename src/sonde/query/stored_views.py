@@ -10,7 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.query.bounded import bounded, count_beyond
-from sonde.query.stored import MAX_POINTS, MAX_ROWS, SUMS_VIEW, Selection, StoreTables
+from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
+from sonde.query.stored import MAX_POINTS, MAX_ROWS
 
 MAX_LANES = 500
 """Lanes of a timeline: threads by kind of wait, and streams of devices."""

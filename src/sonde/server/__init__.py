@@ -5,7 +5,7 @@ Terms:
 - tenant: whose data it is; scope: what a token allows; open: no token is needed
 - engine: DuckDB, which answers questions
 - question: a query over HTTP, with options (its parameters); answer: what is sent for it
-- selection: which rows a question reads: a time, nodes, processes, kinds, owners (`query.stored`)
+- selection (`query.selection`): which rows a question reads: a time, nodes, processes, kinds
 - refusal: an error as clients get it, with cause and remedy; caller: whose token a request has
 - place, turn: room for a request that waits or is served; permission to be served now
 - bucket: the object store; class Bucket: a token bucket, a rate with a burst

@@ -15,6 +15,7 @@ from sonde.errors import CaptureError, UsageError
 from sonde.input_files import open_input
 from sonde.ownership import only_ours
 from sonde.server import answers
+from sonde.server.parameters import parse
 from sonde.server.schemas import ANSWERS
 from sonde.server.tokens import TENANT
 
@@ -226,7 +227,7 @@ def _check_parameters(rule: Rule) -> None:
     given = list(parameters(rule))
     if wrong := sorted({name for name, _ in given} & _SET):
         raise UsageError(f"select has {wrong[0]}", "leave it out: range_s sets the time")
-    answers.parse(given)
+    parse(given)
     if rule.question in ("verdict", "timeline") and "node" not in rule.select:
         raise UsageError(f"{rule.question} is about one node", 'write select = {node = "NAME"}')
 

@@ -15,6 +15,7 @@ from sonde.notify import texts
 from sonde.query.stored_capture import NothingStoredError
 from sonde.server import answers
 from sonde.server.alert_rules import Reduce, Rule, parameters
+from sonde.server.parameters import parse
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 
@@ -63,7 +64,7 @@ def evaluate(
     SondeError where it cannot be answered.
     """
     times = [("from", repr(now_s - rule.range_s)), ("to", repr(now_s))]
-    options = answers.parse([*parameters(rule), *times])
+    options = parse([*parameters(rule), *times])
     caller = Caller(f"alert:{rule.name}", rule.tenant, frozenset({Scope.READ}))
     try:
         answer = answers.ask(service, caller, answers.QUESTIONS[rule.question], options)

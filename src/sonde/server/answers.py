@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions as they are asked over HTTP: parameters in, JSON or an Arrow stream out."""
+"""Questions as they are asked over HTTP, and their answers as JSON or an Arrow stream."""
 
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import pyarrow as pa
@@ -25,24 +23,16 @@ from sonde.query import (
     stored_traces,
     stored_views,
 )
-from sonde.query.stored import (
-    QueryTimedOutError,
-    Selection,
-    StoredSession,
-    UnreadableStoreError,
-)
+from sonde.query.selection import Selection
 from sonde.query.stored_capture import MAX_ROWS
+from sonde.query.stored_session import QueryTimedOutError, StoredSession, UnreadableStoreError
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
 from sonde.server.damaged_files import IntactPaths
+from sonde.server.parameters import MEMORY_KINDS, Form, Options
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 
-HOUR_S = 3_600
-_MAX_S = 4e9
-"""Before and after 1970: the difference of two times in ns must fit into 64 bits."""
-_MAX_VALUES = 1_000
-"""Parameters of one request."""
 ANSWER_BYTES = 64 << 20
 """Of JSON and columns, uncompressed."""
 TEXT_CHARS = 4_096
@@ -54,60 +44,12 @@ SHORT_CHARS = 32
 """Texts of this length are never cut, and not counted in TEXTS_BYTES."""
 _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
-MEMORY_KINDS = ("mapped", "unmapped", "faulted")
-"""Kinds of samples whose weight is bytes."""
-KINDS = ("cpu", "blocked", "runqueue", "device", "kernel", *MEMORY_KINDS)
-"""Kinds of samples."""
-_OTHER_KINDS = ("block", "block-queue", "syscall")
-"""Of the table `activity`, beside those of samples."""
-_TRACE = re.compile("[0-9a-fA-F]{32}")
+
 BY_TRACE = frozenset(
     ("flamegraph", "flametree", "pprof", "totals", "top", "names", "processes", "traces")
 )
 """Questions that a trace can be chosen for."""
 _LISTED_BY_TRACE = ", ".join(sorted(BY_TRACE))
-_OWNERS = ("user", "pod", "namespace", "job", "comm", "exe", "container", "unit")
-PARAMETERS: Mapping[str, str] = {
-    "from": "seconds since 1970; default an hour before `to`",
-    "to": "seconds since 1970, exclusive; default now",
-    "kind": ", ".join(KINDS),
-    "node": "name of a node; may be repeated, as pid and name",
-    "pid": "number of a process",
-    "name": "kernel, reason of a wait, or function of a call",
-    "trace": "32 hexadecimal digits: trace id (W3C) of a request; kind cpu, blocked or runqueue",
-    **dict.fromkeys(_OWNERS, "as in the table of processes"),
-    "series": "name of a metric; of charts may be repeated",
-    "points": "the most points of a series; of lanes: steps; up to 1440",
-    "limit": "the most rows; of lanes: lanes",
-    "group": "of flamegraph: process or thread, which become the outermost frames",
-    "by": "of owners, holders: user, job, pod, namespace, container, unit, comm, exe; default user",
-    "before_from": "of diff: the earlier time",
-    "before_to": "of diff: its end",
-    "format": "json or arrow; of timeline and of tables also columns (docs/design/web.md)",
-}
-
-
-class Form(StrEnum):
-    """Formats of an answer (the parameter `format`)."""
-
-    JSON = "json"
-    ARROW = "arrow"
-    COLUMNS = "columns"
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The parameters of a question: see `PARAMETERS`."""
-
-    selection: Selection
-    before: Selection
-    """Of `diff`: the same selection of an earlier time."""
-    series: Sequence[str]
-    points: int
-    limit: int
-    form: Form
-    by: str
-    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,72 +73,6 @@ class Question:
     answer: Callable[[StoredSession, Options], pa.Table | dict[str, Any] | Answer]
     media_type: str = "application/json"
     """Of the answer, unless it is a table and `format` is arrow or columns."""
-
-
-def parse(items: Iterable[tuple[str, str]]) -> Options:
-    """The options of a query string. Raises UsageError."""
-    given: dict[str, list[str]] = {}
-    for number, (name, value) in enumerate(items):
-        if name not in PARAMETERS:
-            raise UsageError(f"no parameter is called {name[:40]!r}", "see /openapi.json")
-        if number >= _MAX_VALUES:
-            raise UsageError("too many parameters", f"give at most {_MAX_VALUES}")
-        given.setdefault(name, []).append(value)
-
-    def one(name: str, default: str) -> str:
-        return given.get(name, [default])[-1]
-
-    end = _ns("to", one("to", str(time.time())))
-    start = _ns("from", one("from", str(end / 1e9 - HOUR_S)))
-    kind = one("kind", "cpu")
-    if kind not in (*KINDS, *_OTHER_KINDS):
-        raise UsageError(f"no kind of sample is called {kind[:40]!r}", f"use {', '.join(KINDS)}")
-    common: dict[str, Any] = {
-        "kind": kind,
-        "nodes": given.get("node", []),
-        "pids": [_whole("pid", text, 1 << 32) for text in given.get("pid", [])],
-        "names": given.get("name", []),
-        "owners": {name: given[name][-1] for name in _OWNERS if name in given},
-        "trace": _trace(one("trace", "")),
-    }
-    before_end = _ns("before_to", one("before_to", str(start / 1e9)))
-    before = _ns("before_from", one("before_from", str((before_end - (end - start)) / 1e9)))
-    try:
-        form = Form(one("format", "json"))
-    except ValueError:
-        raise UsageError("no such format", "use json, arrow or columns") from None
-    return Options(
-        Selection(start, end, **common),
-        Selection(before, before_end, **common),
-        given.get("series", []),
-        _whole("points", one("points", str(stored.MAX_POINTS)), 1 << 31),
-        _whole("limit", one("limit", "50"), 1 << 31),
-        form,
-        one("by", "user"),
-        one("group", ""),
-    )
-
-
-def _ns(name: str, text: str) -> int:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not -_MAX_S <= seconds <= _MAX_S:
-        raise UsageError(f"{name} is no time", "give seconds since 1970")
-    return round(seconds * 1e9)
-
-
-def _trace(text: str) -> str:
-    if text and not _TRACE.fullmatch(text):
-        raise UsageError("trace is no trace id", "give its 32 hexadecimal digits")
-    return text.lower()
-
-
-def _whole(name: str, text: str, below: int) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) < below):
-        raise UsageError(f"{name} is no number", "give a whole number")
-    return int(text)
 
 
 def _stacks(

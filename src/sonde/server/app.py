@@ -26,6 +26,7 @@ from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.otlp_ingest import OtlpIngest, sender_node
+from sonde.server.parameters import parse
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
 from sonde.server.service import RefusedRequestError, Service
@@ -299,7 +300,7 @@ class Api:
     ) -> Callable[[Request, Caller], Awaitable[Response]]:
         async def handler(request: Request, caller: Caller) -> Response:
             def answer() -> answers.Answer:
-                options = answers.parse(request.query_params.multi_items())
+                options = parse(request.query_params.multi_items())
                 return answers.ask(self._service, caller, question, options)
 
             self._service.counters.queries += 1

@@ -12,7 +12,8 @@ from typing import Any
 from sonde.errors import CaptureError, UsageError
 from sonde.model.causes import Cause
 from sonde.query import stored
-from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.selection import Selection
+from sonde.query.stored_session import QueryTimedOutError, StoredSession
 from sonde.query.stored_use import (
     OWNERS,
     PARTS,

@@ -22,8 +22,9 @@ from sonde.analyze.slow_ranks import (
 from sonde.analyze.stragglers import LEAST, Straggle
 from sonde.errors import CaptureError
 from sonde.query import stored_pieces
-from sonde.query.stored import QueryTimedOutError, Selection, StoredSession
+from sonde.query.selection import Selection
 from sonde.query.stored_ranks import TimeBin
+from sonde.query.stored_session import QueryTimedOutError, StoredSession
 from sonde.server import timeline_answers
 
 WINDOW_NS = 60 * 10**9

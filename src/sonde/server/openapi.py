@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from sonde import __version__
-from sonde.server.answers import PARAMETERS, QUESTIONS, Question
+from sonde.server.answers import QUESTIONS, Question
 from sonde.server.collection_pauses import PausedBy
+from sonde.server.parameters import PARAMETERS
 from sonde.server.schemas import ALERTS, ANSWERS, FLAME_NODE, FLEET, IDENTITY
 from sonde.server.seen_agents import AgentState
 

@@ -25,7 +25,8 @@ from sonde.limits import is_plausible
 from sonde.ownership import only_ours
 from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.selection import Selection
+from sonde.query.stored_session import StoredSession
 from sonde.server.collection_pauses import CollectionPauses
 from sonde.server.damaged_files import DamagedFiles, IntactPaths
 from sonde.server.seen_agents import SeenAgents

@@ -11,10 +11,11 @@ from sonde.analyze.bound import StallCauses, explain
 from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
 from sonde.query.run_columns import run_columns
-from sonde.query.stored import Selection, StoredSession
+from sonde.query.selection import Selection
 from sonde.query.stored_capture import capture_of
 from sonde.query.stored_ranks import MAX_BINS, BinKind, TimeBin, bins_of, observed, timed_whole
 from sonde.query.stored_ranks import ranks as ranks_in
+from sonde.query.stored_session import StoredSession
 from sonde.recording.timelines import timeline_of
 
 _MIN_STEPS = 4

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sonde.query.schema import TABLES
-from sonde.query.stored import SUMS_VIEW
+from sonde.query.selection import SUMS_VIEW
 from sonde.store.catalog import StoredFile
 from sonde.store.tables import DICTIONARIES, SUMMED_TABLE
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query.stored import QueryTimedOutError
+from sonde.query.stored_session import QueryTimedOutError
 from sonde.store.bucket import Bucket
 from sonde.store.catalog import StoredFile
 from sonde.store.downloads import Downloads, at_hand, evict, fetched_files

@@ -27,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.query import stored
+from sonde.query import selection
 from sonde.query.validation import MAX_FRAMES
 
 DICTIONARIES = ("frame", "stack", "process", "thread")
 """Tables whose rows are stored once for each tenant and day, distinguished by `key`."""
-SUMMED_TABLE = stored.SUMMED_TABLE
+SUMMED_TABLE = selection.SUMMED_TABLE
 """Rows of `sample` of one compacted file, summed over its threads and times: without `tid`, with
 `time_ns` (the least) and `rows` (how many). Each file has the name of the file that it sums."""
 TIMES = ("time_ns", "start_time_ns", "end_time_ns")
