@@ -37,9 +37,9 @@ SPARE_ROWS(flows, struct flow_key, struct flow_value, 2048)
  * it, not with the socket.
  */
 struct counted {
-	u32 tgid; /* 0: not known */
-	u32 unused;
-	u64 party; /* whose share of the storages it takes */
+	u32 tgid;    /* 0: not known */
+	u32 recount; /* the last one that counted it */
+	u64 party;   /* whose share of the storages it takes */
 	u64 start_ns;
 	u64 sent_bytes;
 	u64 received_bytes;
@@ -72,6 +72,11 @@ static __always_inline bool some_left_out(void)
 
 	return some && *some;
 }
+
+/* For kernels that refuse `on_recount`: scans count the storages, too. They do not see those of sockets that
+ * no process has open: connections that end after their process did, descriptors on their way to another
+ * process, files registered with io_uring. */
+const volatile bool scans_recount = false;
 
 /* The process of `task` owns the socket, unless another one does. */
 static __always_inline void set_owner(struct counted *c, struct task_struct *task)
@@ -183,8 +188,20 @@ static __always_inline struct counted *new_counted(struct sock *sk, struct task_
 		return NULL;
 	}
 	c->party = party;
+	c->recount = running_recount();
 	count_storage(party);
 	return c;
+}
+
+/* A scan passes a storage: it may pass it several times. */
+static __always_inline void count_again(struct counted *c)
+{
+	struct storage_totals *t = totals_of_storages();
+
+	if (!t || t->running == t->done || c->recount == (u32)t->running)
+		return;
+	c->recount = t->running;
+	count_storage_by(t, c->party, t->running);
 }
 
 static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
@@ -198,6 +215,8 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	u64 *some = bpf_map_lookup_elem(&first_scan_left_out, &first);
 	u8 state;
 
+	if (scans_recount)
+		RECOUNT(ctx, (struct counted *)NULL, !task);
 	/* Threads share their files: those of the first one are enough. */
 	if (!task || !file || task->tgid != task->pid)
 		return 0;
@@ -222,6 +241,8 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	}
 	if (!c)
 		return 0;
+	if (scans_recount)
+		count_again(c);
 	set_owner(c, task);
 	take(sk, c, count, false);
 	return 0;

@@ -54,6 +54,14 @@ static __always_inline struct storage_totals *totals_of_storages(void)
 	return bpf_map_lookup_elem(&storage_totals, &first);
 }
 
+/* Number of the recount that goes on, or of the last one. */
+static __always_inline u64 running_recount(void)
+{
+	const struct storage_totals *t = totals_of_storages();
+
+	return t ? t->running : 0;
+}
+
 static __always_inline struct storage_count *storages_of(u64 party)
 {
 	const struct storage_count none = {};

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from sonde.collect.attached import Scanning
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
+from sonde.errors import HostError
 from sonde.procfs import START_UNIT_NS
 
 
@@ -64,13 +65,23 @@ class FlowCollector(Scanning):
     name = "flows"
 
     @staticmethod
-    def bpf_object() -> BpfObject:
-        """What is loaded into the kernel for it."""
-        constants = {"most_storages": MAX_CONNECTIONS}
-        return BpfObject("flows", constants, takes_stacks=False)
+    def bpf_object(scans_recount: bool = False) -> BpfObject:
+        """What is loaded into the kernel for it. `scans_recount`: for a kernel without iterators
+        over the storages of sockets."""
+        constants = {"most_storages": MAX_CONNECTIONS, "scans_recount": int(scans_recount)}
+        skip = ("on_recount",) if scans_recount else ()
+        return BpfObject("flows", constants, skip, takes_stacks=False)
 
     def __init__(self, kernel: Kernel) -> None:
-        super().__init__(kernel.load(self.bpf_object()))
+        """Raises HostError."""
+        self._scans_recount = False
+        try:
+            bpf = kernel.load(self.bpf_object())
+        except HostError:
+            # Some kernels refuse iterators over the elements of a map (EPERM), root's, too.
+            bpf = kernel.load(self.bpf_object(scans_recount=True))
+            self._scans_recount = True
+        super().__init__(bpf)
         self._next_scan_s = self._next_recount_s = 0.0
         self._recount: int | None = None
         expect_fields(self._bpf, "flows", FIELDS)
@@ -78,7 +89,7 @@ class FlowCollector(Scanning):
     def start(self) -> None:
         """Note what was counted before; then follow connections. Raises HostError."""
         try:
-            if self._recount is None:
+            if self._recount is None and not self._scans_recount:
                 self._recount = self._bpf.attach_map_iterator("on_recount", "sockets")
             self._begin_scans()
             self._links = [self._bpf.attach("on_state")]
