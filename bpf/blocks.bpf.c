@@ -15,6 +15,7 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "party.h"
 #include "share.h"
 
 #define OPERATION 0xff	  /* REQ_OP_MASK: the operation within cmd_flags */

@@ -23,6 +23,7 @@
 #include "walk_scratch.h"
 #include "call_arguments.h"
 #include "host_types.h"
+#include "party.h"
 #include "share.h"
 #include "storage_share.h"
 

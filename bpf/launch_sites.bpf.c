@@ -13,6 +13,7 @@
 #include "task.h"
 #include "walk_scratch.h"
 #include "host_types.h"
+#include "party.h"
 #include "share.h"
 
 SWAPPED_ROWS(launch_sites, struct launch_site_key, struct launch_site_value, 32768)

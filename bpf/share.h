@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
 /*
- * What one party (party.h) may take of a map or ring that all share, in about a second. Include
- * host_types.h before it. The machine's own root is under no limit.
+ * What one party (party.h) may take of a map or ring that all share, in about a second. The machine's own
+ * root is under no limit. SHARES: the map's name, where objects share one.
  */
 #ifndef SONDE_SHARE_H
 #define SONDE_SHARE_H
 
-#include "party.h"
-
+#ifndef SHARES
+#define SHARES shares
+#endif
 #define SHARE_WINDOW_SHIFT 30 /* 1.07 s */
 
 struct share_key {
@@ -25,7 +26,7 @@ struct {
 	__uint(max_entries, 2048);
 	__type(key, struct share_key);
 	__type(value, struct share);
-} shares SEC(".maps");
+} SHARES SEC(".maps");
 
 /* Whether `party` took less than `most` of `what` in this window; counts one more. Party 0 has no limit. */
 static __always_inline bool within_share(u64 party, u64 what, u64 most)
@@ -37,9 +38,9 @@ static __always_inline bool within_share(u64 party, u64 what, u64 most)
 
 	if (!party)
 		return true;
-	it = bpf_map_lookup_elem(&shares, &key);
+	it = bpf_map_lookup_elem(&SHARES, &key);
 	if (!it) {
-		bpf_map_update_elem(&shares, &key, &first, BPF_ANY);
+		bpf_map_update_elem(&SHARES, &key, &first, BPF_ANY);
 		return true;
 	}
 	if (it->window != window) { /* two CPUs here at once let in a few more than the share */
@@ -49,7 +50,8 @@ static __always_inline bool within_share(u64 party, u64 what, u64 most)
 	return __sync_fetch_and_add(&it->taken, 1) < most;
 }
 
-/* The same for a ring buffer, of which half is first come, first served: shares count beyond that. */
+/* The same for a ring buffer, of which half is first come, first served: shares count beyond that.
+ * Include party.h before it. */
 #define WITHIN_SHARE_OF_RING(ring, task, what, most)                                               \
 	(within_share(party_of(task), (what), (most)) ||                                           \
 	 bpf_ringbuf_query(&(ring), BPF_RB_AVAIL_DATA) <                                           \

@@ -19,6 +19,7 @@
 #include "stack.h"
 #include "task.h"
 #include "host_types.h"
+#include "party.h"
 #include "share.h"
 #include "storage_share.h"
 

@@ -26,8 +26,8 @@
 #define TCP_CLOSE 7
 #define TCP_LAST_ACK 9
 #define MSG_PEEK 2
-#define MOST_REQUESTS 8192		    /* that are not answered */
 #define REQUESTS_OF_ONE (MOST_REQUESTS / 4) /* party; the machine's root may have all */
+#define TRIES 8				    /* to change a context that other CPUs change, too */
 #define HEAD_BYTES 4096			    /* of a request, that are searched for the header */
 #define STEP 64
 #define NAME_BYTES 13	   /* "\ntraceparent:" */
@@ -236,61 +236,103 @@ static __always_inline s64 *requests_of(u64 party)
 	return bpf_map_lookup_elem(&request_parties, &party);
 }
 
-/* The request that came by a socket is answered, its client gone, or another thread has the next one. */
-static __always_inline void end_request(u64 sock)
+/* A thread received a request: `first` is its context where it has no other. False where there is no room. */
+static __always_inline bool begin_in_context(u32 tid, const struct trace_context *first,
+					     bool *is_alone)
+{
+	struct trace_context *c;
+	u64 state;
+
+	for (u32 i = 0; i < TRIES; i++) {
+		c = bpf_map_lookup_elem(&trace_contexts, &tid);
+		state = c ? c->state : 0;
+		*is_alone = !c || (state ^ first->state) > (CONTEXT_SEVERAL | CONTEXT_REQUESTS);
+		if (*is_alone) /* there is none, or that of a thread that has ended */
+			return !bpf_map_update_elem(&trace_contexts, &tid, first, BPF_ANY);
+		if (state & CONTEXT_REQUESTS && /* else another CPU is about to take it away */
+		    __sync_val_compare_and_swap(&c->state, state, (state + 1) | CONTEXT_SEVERAL) ==
+			    state)
+			return true;
+	}
+	return false;
+}
+
+/* A request of a thread has ended; with its last one the context is taken away. */
+static __noinline int end_in_context(u32 tid, u64 born_ns)
+{
+	struct trace_context *c;
+	u64 state;
+
+	for (u32 i = 0; i < TRIES; i++) {
+		c = bpf_map_lookup_elem(&trace_contexts, &tid);
+		state = c ? c->state : 0;
+		if (!(state & CONTEXT_REQUESTS) ||
+		    (state ^ CONTEXT_OF(born_ns)) > (CONTEXT_SEVERAL | CONTEXT_REQUESTS))
+			return 0;
+		if (__sync_val_compare_and_swap(&c->state, state, state - 1) != state)
+			continue;
+		if ((state & CONTEXT_REQUESTS) == 1)
+			bpf_map_delete_elem(&trace_contexts, &tid);
+		return 0;
+	}
+	/* Many CPUs end requests of this thread: without a context none of them counts for too long. */
+	bpf_map_delete_elem(&trace_contexts, &tid);
+	count_loss(LOSS_TRACED);
+	return 0;
+}
+
+/* The request that came by a socket is answered, its client gone, or its thread or another has the next one. */
+static __noinline int end_request(u64 sock)
 {
 	struct received *known = bpf_map_lookup_elem(&requests, &sock);
-	struct trace_context *c;
 	struct received request;
 	s64 *of_party;
 
 	if (!known)
-		return;
+		return 0;
 	request = *known;
 	if (bpf_map_delete_elem(&requests, &sock))
-		return; /* another CPU did */
+		return 0; /* another CPU did */
 	of_party = bpf_map_lookup_elem(&request_parties, &request.party);
 	if (of_party)
 		__sync_fetch_and_add(of_party, -1);
-	c = bpf_map_lookup_elem(&trace_contexts, &request.tid);
-	if (!c || c->born_ns != request.born_ns)
-		return;
-	if (c->open)
-		__sync_fetch_and_add(&c->open, -1);
-	if (c->sock == sock || !c->open)
-		c->trace_hi = c->trace_lo = 0;
+	return end_in_context(request.tid, request.born_ns);
 }
 
-enum kept { REFUSED, NEW, KNOWN };
-
-/* Keeps that `tid` received a request by a socket. */
-static __always_inline enum kept keep_request(u64 sock, u32 tid, u64 born_ns, u64 party)
+/*
+ * Keeps that `tid`, which began at `born_ns`, received a request by a socket. In its context first: so who ends the
+ * request finds it there, and contexts are no more than requests and have their shares. False where there is
+ * no room.
+ */
+static __always_inline bool keep_request(u64 sock, u32 tid, u64 born_ns,
+					 const struct trace_context *context, bool *is_alone)
 {
-	const struct received it = {.born_ns = born_ns, .party = party, .tid = tid};
-	struct received *known = bpf_map_lookup_elem(&requests, &sock);
-	s64 *of_party = party ? requests_of(party) : NULL;
+	const struct received it = {.born_ns = born_ns, .party = context->party, .tid = tid};
+	s64 *of_party;
 
-	if (known && known->tid == tid && known->born_ns == born_ns)
-		return KNOWN;
-	if (known)
-		end_request(sock);
-	if (party && (!of_party || *of_party >= REQUESTS_OF_ONE))
-		return REFUSED;
-	if (bpf_map_update_elem(&requests, &sock, &it, BPF_NOEXIST))
-		return REFUSED;
+	end_request(sock);
+	of_party = it.party ? requests_of(it.party) : NULL;
+	if (!begin_in_context(tid, context, is_alone))
+		return false;
+	if ((it.party && (!of_party || *of_party >= REQUESTS_OF_ONE)) ||
+	    bpf_map_update_elem(&requests, &sock, &it, BPF_NOEXIST)) {
+		end_in_context(tid, born_ns);
+		return false;
+	}
 	if (of_party)
 		__sync_fetch_and_add(of_party, 1);
-	return NEW;
+	return true;
 }
 
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(on_received, struct sock *sk, int result, int flags)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
-	struct trace_context next = {}, *c;
+	struct trace_context context = {};
 	struct search search = {};
+	u64 born_ns = task->start_boottime, sock = (u64)sk;
 	u32 tid = task->pid;
-	enum kept kept;
+	bool is_alone = true;
 
 	if (result < METHOD_BYTES || flags & MSG_PEEK || !watched(task->tgid) ||
 	    !has_user_frames(task) || !is_tcp(sk))
@@ -302,30 +344,17 @@ int BPF_PROG(on_received, struct sock *sk, int result, int flags)
 	if (search.size > HEAD_BYTES)
 		search.size = HEAD_BYTES;
 	bpf_loop(HEAD_BYTES / STEP, search_step, &search, 0);
-	if (!search.found || !read_value(&search, &next))
-		next.trace_hi = next.trace_lo = next.span_id = 0;
-	next.born_ns = task->start_boottime;
-	next.sock = (u64)sk;
-	next.party = party_of(task);
-	kept = keep_request(next.sock, tid, next.born_ns, next.party);
-	c = bpf_map_lookup_elem(&trace_contexts, &tid);
-	if (c && c->born_ns == next.born_ns)
-		next.open = c->open;
-	if (kept == REFUSED)
+	if (!search.found || !read_value(&search, &context))
+		context.trace_hi = context.trace_lo = context.span_id = 0;
+	context.state = CONTEXT_OF(born_ns) | 1;
+	context.party = party_of(task);
+	if (!keep_request(sock, tid, born_ns, &context, &is_alone))
 		count_loss(LOSS_TRACED);
-	else if (kept == NEW)
-		next.open++;
-	if (next.open > 1) {
-		if (next.trace_hi | next.trace_lo)
-			count_loss(LOSS_SEVERAL_REQUESTS);
-		next.trace_hi = next.trace_lo = next.span_id = 0;
-	}
-	if (kept == REFUSED) /* when it is answered would not be known */
-		next.trace_hi = next.trace_lo = next.span_id = 0;
-	bpf_map_update_elem(&trace_contexts, &tid, &next, BPF_ANY);
+	else if (!is_alone && context.trace_hi | context.trace_lo)
+		count_loss(LOSS_SEVERAL_REQUESTS);
 	/* Of a socket that is closed already nothing more is seen: its client may have reset it. */
 	if (sk->__sk_common.skc_state == TCP_CLOSE)
-		end_request(next.sock);
+		end_request(sock);
 	return 0;
 }
 

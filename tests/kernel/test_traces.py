@@ -271,3 +271,94 @@ def test_a_user_has_a_part_of_the_requests_and_of_their_samples(record: Record) 
     assert 0 < of_flood <= 2 * MOST_ROWS * (recorder.info.duration_ns / 1.07e9 + 1)
     assert sums(recorder, spun[0])["cpu"] > 0.3
     assert pid
+
+
+PASSING = """
+import socket, sys, threading
+threading.stack_size(65536)
+server = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(server.getsockname())
+peer, _ = server.accept()
+def answer():
+    peer.recv(256)
+    peer.sendall(b"x")
+print("ready", flush=True)
+sys.stdin.readline()
+for _ in range(int(sys.argv[1])):
+    client.sendall(b"GET / HTTP/1.1")
+    thread = threading.Thread(target=answer)
+    thread.start()
+    thread.join()
+    client.recv(1)
+print("done", flush=True)
+sys.stdin.readline()
+"""
+"""A thread for each of many requests, one after the other."""
+THREADS = 20_000
+"""More than twice as many as are followed at a time."""
+
+
+@contextmanager
+def flooder(source: str, *arguments: int) -> Iterator[subprocess.Popen[str]]:
+    """A user's program, once it has printed a line."""
+    process = subprocess.Popen(
+        ["/usr/bin/python3", "-I", "-c", source, *map(str, arguments)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/",
+        user=FLOODER, group=FLOODER, extra_groups=[],
+    )  # fmt: skip
+    try:
+        assert process.stdout and process.stdout.readline()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_threads_that_had_requests_take_nobody_elses(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        flooder(PASSING, THREADS) as passing,
+        # A thread that is looked at while it waits would be the last that loses its request.
+        record("-F", "199", "--traces", tick_s=60, chunk_s=60) as recorder,
+    ):
+        asked: list[tuple[str, str, str]] = []
+        held = threading.Thread(target=lambda: asked.append(call(port, "/held")))
+        held.start()
+        time.sleep(1)
+        assert passing.stdin and passing.stdout
+        passing.stdin.write("\n")
+        passing.stdin.flush()
+        assert passing.stdout.readline()
+        call(port, "/go")
+        held.join()
+    assert pid
+    assert sums(recorder, asked[0][0])["cpu"] == pytest.approx(1, rel=0.3)
+    assert "traces.traced" not in recorder.losses()
+
+
+def test_requests_of_a_program_that_ended_leave_their_room(record: Record) -> None:
+    with record("-F", "199", "--traces") as recorder:
+        with flooder(FLOOD, 2200, 0):
+            pass
+        with flooder(FLOOD, 0, 20) as later:
+            time.sleep(1)
+    traced = recorder.rows("SELECT count(DISTINCT tid) FROM traced WHERE pid = ?", later.pid)
+    assert recorder.losses()["traces.traced"] < 2200
+    assert traced[0][0] >= 10
+
+
+def test_each_request_of_a_connection_has_its_own(record: Record) -> None:
+    with (
+        served("traced_server.py") as (pid, port),
+        record("-p", str(pid), "-F", "199", "--traces") as recorder,
+    ):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        traces = [secrets.token_hex(16) for _ in range(3)]
+        for trace_id in traces:
+            parent = f"00-{trace_id}-{secrets.token_hex(8)}-01"
+            connection.request("GET", "/spin/0.5", headers={"traceparent": parent})
+            connection.getresponse().read()
+        connection.close()
+    for trace_id in traces:
+        assert sums(recorder, trace_id)["cpu"] == pytest.approx(0.5, rel=0.4)
+    assert "traces.several_requests" not in recorder.losses()

@@ -2,13 +2,15 @@
 """An HTTP server with a thread for each connection, whose handlers are instrumented with
 OpenTelemetry as its own libraries do it: each request is a span, the child of the caller's.
 
-GET /spin/SECONDS computes, GET /sleep/SECONDS waits; anything else is answered at once. An answer
+GET /spin/SECONDS computes, GET /sleep/SECONDS waits, GET /held waits for GET /go and then
+computes for a second; anything else is answered at once. An answer
 has the server's own trace id. Prints its port.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -18,6 +20,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 trace.set_tracer_provider(TracerProvider())
 TRACER = trace.get_tracer("traced_server")
+GO = threading.Event()
 
 
 def spin_for_request(seconds: float) -> None:
@@ -40,6 +43,11 @@ class Handler(BaseHTTPRequestHandler):
                 spin_for_request(float(seconds))
             elif what == "sleep":
                 time.sleep(float(seconds))
+            elif what == "held":
+                GO.wait()
+                spin_for_request(1)
+            elif what == "go":
+                GO.set()
             body = f"{span.get_span_context().trace_id:032x}".encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))

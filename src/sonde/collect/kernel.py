@@ -72,12 +72,8 @@ BY_PARTY: Final = frozenset(
 """Objects that divide something between users and containers (bpf/party.h)."""
 SHARED_MAPS: Final = ("stacks", "chosen", "traced", "trace_contexts", "traced_shares")
 """Shared by all that take stacks; owned by unwind.bpf.c, too."""
-TRACED_BYTES: Final = 512 << 10
-"""Of the ring of samples of traced requests, where those are followed."""
-TRACED_THREADS: Final = 8192
-"""Threads that work on requests; of more, those that received one last."""
-TRACED_PARTIES: Final = 2048
-"""Users and containers whose share of that ring is counted."""
+WITHOUT_TRACES: Final = {"traced": mmap.PAGESIZE, "trace_contexts": 1, "traced_shares": 1}
+"""Sizes of the maps of traced requests (bpf/trace_context.h) where none are followed."""
 
 MAX_TYPE_BYTES: Final = 64 << 20
 """Of the kernel's BTF, that are searched."""
@@ -155,9 +151,7 @@ class Kernel:
                 "unwind_wanted": NEWLY_MET,
                 "stacks": self.max_stacks,
                 "chosen": MAX_CHOSEN if self._chooses else 1,
-                "traced": TRACED_BYTES if self._traces else mmap.PAGESIZE,
-                "trace_contexts": TRACED_THREADS if self._traces else 1,
-                "traced_shares": TRACED_PARTIES if self._traces else 1,
+                **({} if self._traces else WITHOUT_TRACES),
             }
             with _refusals():
                 self._unwind = _native.Bpf("unwind", {}, self._shared, (), max_entries)
