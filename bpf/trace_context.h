@@ -17,7 +17,7 @@ const volatile bool trace_requests = false;
  * it is as it was read, and the rest never changes.
  */
 struct trace_context {
-	u64 state; /* CONTEXT_OF the thread, with CONTEXT_SEVERAL, and how many requests it has */
+	u64 state;    /* CONTEXT_OF the thread, CONTEXT_SEVERAL, and how many requests it has */
 	u64 trace_hi; /* of the first of these; 0 and 0: not traced */
 	u64 trace_lo;
 	u64 span_id; /* of the caller's span, as in the header */
@@ -27,8 +27,8 @@ struct trace_context {
 #define CONTEXT_OF(born_ns) ((u64)(born_ns) << 16) /* another thread may get its number */
 #define CONTEXT_SEVERAL 0x8000u /* it had several requests at once, since it had none */
 #define CONTEXT_REQUESTS 0x7fffu
-#define MOST_REQUESTS                                                                              \
-	8192 /* that are not answered, of all threads: each context has one at least */
+/* Requests that are not answered, of all threads. Each context has one at least. */
+#define MOST_REQUESTS 8192
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

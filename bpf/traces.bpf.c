@@ -300,9 +300,9 @@ static __noinline int end_request(u64 sock)
 }
 
 /*
- * Keeps that `tid`, which began at `born_ns`, received a request by a socket. In its context first: so who ends the
- * request finds it there, and contexts are no more than requests and have their shares. False where there is
- * no room.
+ * Keeps that `tid`, which began at `born_ns`, received a request by a socket. First in the thread's context, so
+ * that whichever CPU ends the request finds it counted there: contexts are no more than requests, with their
+ * shares, and none outlasts its requests. False where there is no room.
  */
 static __always_inline bool keep_request(u64 sock, u32 tid, u64 born_ns,
 					 const struct trace_context *context, bool *is_alone)
