@@ -93,6 +93,19 @@ def _otlp(save: Save) -> None:
     profile.sample_type.type_strindex, profile.sample_type.unit_strindex = 1, 2
     profile.samples.add(stack_index=0, values=[1, 2], timestamps_unix_nano=[10**18, 10**18 + 9])
     save("otlp_profiles", "binary", b"b" + message.SerializeToString())
+    save("protobuf", "profiles", b"\xff" + message.SerializeToString())
+    deep = b"\x0a\0"
+    for _ in range(40):
+        deep = b"\x0a" + bytes([len(deep)]) + deep
+    fields = (
+        b"\x22\3abc",
+        b"\x28\1",
+        b"\x32\3\1\x80\1",
+        b"\x3a\x08" + bytes(8),
+        b"\x8a\1\4\1\2\3\4",
+    )
+    save("protobuf", "fields", b"\xff" + b"".join(fields) + b"\x12\4\x0a\2\x22\0\x2d\0\0\0\0")
+    save("protobuf", "deep", b"\x08" + deep)
     from google.protobuf import json_format
 
     save("otlp_profiles", "json", b"j" + json_format.MessageToJson(message).encode())

@@ -19,7 +19,7 @@ TIMEOUT_S: Final = 5
 RSS_MB: Final = 512
 _NATIVE: Final = (
     *("elf", "eh_frame", "go", "cpython", "inferred_rules", "unwind_table", "perf_map", "lines"),
-    *("names", "modules"),
+    *("names", "modules", "protobuf"),
 )
 _PYTHON: Final = (
     *("ring", "python_code", "python_threads", "chunks", "questions", "stored", "kineto"),

@@ -32,6 +32,7 @@ mod maps;
 mod memory;
 mod perf;
 mod poller;
+mod protobuf;
 mod rows;
 mod slots;
 mod symbols;
@@ -57,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     elf::register(module)?;
     memory::register(module)?;
     perf::register(module)?;
+    protobuf::register(module)?;
     rows::register(module)?;
     slots::register(module)?;
     symbols::register(module)?;

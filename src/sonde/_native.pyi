@@ -741,6 +741,20 @@ class ThreadBorrower:
         """The guardian is no longer needed."""
 
 @final
+class MessageSizes:
+    """The memory that messages of protobuf take once they are decoded, found before that."""
+
+    def __init__(self, messages: Sequence[tuple[int, Sequence[tuple[int, str, int, int]]]]) -> None:
+        """`messages`: of each type, the outermost first, the bytes of memory of an empty one, and
+        its fields as (number, kind, bytes of an element or 0 where it is not repeated, index of its
+        type of message or 0). Kinds: varint, fixed64, fixed32, text (also bytes), message. Raises
+        ValueError."""
+
+    def decoded_bytes(self, raw: bytes, most: int) -> int:
+        """Bytes of memory of a message; any number above `most` where it takes more. Raises
+        ValueError for what is no message, or has more than 100 in one another."""
+
+@final
 class Block:
     """Bytes that are read where they are, by the buffer protocol."""
 

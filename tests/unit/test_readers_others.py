@@ -13,7 +13,7 @@ from google.protobuf import json_format
 from opentelemetry.proto.profiles.v1development import profiles_pb2
 
 from sonde.cli import main as cli
-from sonde.errors import CaptureError, NotACapture
+from sonde.errors import CaptureError, CaptureTooLarge, NotACapture
 from sonde.model.timeline import StateKind
 from sonde.readers import otlp_profiles, perf_script
 from sonde.recording.timelines import open_timeline
@@ -147,6 +147,20 @@ class TestOtlpProfiles:
                 otlp_profiles.read(path)
             except CaptureError as error:
                 assert error.remedy
+
+    @pytest.mark.parametrize("unit", [b"\x12\0", b"{},"])
+    def test_nothing_but_empty_messages_is_within_the_limit(self, tmp_path, monkeypatch, unit):
+        """Profiles of a scope, and resources: each takes a hundred bytes or more."""
+        path = tmp_path / "p"
+        if unit == b"{},":
+            path.write_bytes(b'{"resourceProfiles": [' + unit * 400_000 + b"{}]}")
+        else:
+            made = profiles()
+            made.resource_profiles[0].scope_profiles[0].MergeFromString(unit * 400_000)
+            path.write_bytes(made.SerializeToString())
+        monkeypatch.setenv("SONDE_READ_LIMIT", "64M")
+        with pytest.raises(CaptureTooLarge):
+            otlp_profiles.read(path)
 
     def test_nothing_of_the_schema(self, tmp_path, capsys):
         path = tmp_path / "p"

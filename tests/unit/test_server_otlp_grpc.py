@@ -27,7 +27,13 @@ from sonde.errors import UsageError
 from sonde.server import answers, otlp_profiles
 from sonde.server.addresses import Address, for_grpc, own_socket_path
 from sonde.server.app import Api
-from sonde.server.otlp_grpc import MESSAGE_BYTES, READ_OF_TENANT, GrpcReceiver, _host_of
+from sonde.server.otlp_grpc import (
+    HEAD_FIELDS,
+    MESSAGE_BYTES,
+    READ_OF_TENANT,
+    GrpcReceiver,
+    _host_of,
+)
 from sonde.server.otlp_ingest import sender_node
 from sonde.server.parameters import parse
 from sonde.server.service import ServerLimits, Service
@@ -233,6 +239,29 @@ def test_what_is_too_large_or_no_profile_is_refused(tmp_path: Path) -> None:
         assert (await to.call())[0] == "OK"
 
     run(tmp_path, test)
+
+
+def test_a_call_has_at_most_a_hundred_fields_of_metadata(tmp_path: Path) -> None:
+    async def test(to: Receiving) -> None:
+        many = {f"x_{number}": "" for number in range(HEAD_FIELDS + 1)}
+        status, details = await to.call(**many)
+        assert (status, f"more than {HEAD_FIELDS} fields" in details) == (
+            "RESOURCE_EXHAUSTED",
+            True,
+        )
+        assert to.service.counters.refused == {"head": 1}
+        assert await to.call(**dict(list(many.items())[: HEAD_FIELDS - 10])) == ("OK", "")
+
+    run(tmp_path, test)
+
+
+def test_what_is_decompressed_counts_as_the_tenants(tmp_path: Path) -> None:
+    async def test(to: Receiving) -> None:
+        assert await to.call(BODY) == ("OK", "")
+        status, details = await to.call(gzip.compress(BODY))
+        assert (status, "too much is sent at once" in details) == ("UNAVAILABLE", True)
+
+    run(tmp_path, test, bodies_bytes=4 * MESSAGE_BYTES)
 
 
 def test_a_slow_sender_is_ended_and_holds_up_no_other_tenant(tmp_path: Path) -> None:

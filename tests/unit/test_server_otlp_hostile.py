@@ -116,6 +116,18 @@ def a_long_key() -> Any:
     return made
 
 
+def nothing_but_empty_messages() -> Any:
+    made = request(0)
+    made.resource_profiles[0].MergeFromString(b"\x12\0" * 2_000_000)  # scope_profiles
+    return made
+
+
+def nothing_but_fields_that_the_schema_lacks() -> Any:
+    made = request(0)
+    profile_of(made).MergeFromString(b"\xf2\1\0\x62\0" * 800_000)
+    return made
+
+
 def taken(made: Any) -> tuple[int, list[otlp_profiles.NodeChunk]]:
     """(status, chunks) of a request, which is checked to be done soon."""
     body = made.SerializeToString()
@@ -134,7 +146,8 @@ def taken(made: Any) -> tuple[int, list[otlp_profiles.NodeChunk]]:
     "make",
     [
         many_hosts, stacks_of_many_hosts, stacks_of_many_lines, lines_of_long_names,
-        processes_of_long_names, long_lists_of_attributes, many_samples,
+        processes_of_long_names, long_lists_of_attributes, many_samples, nothing_but_empty_messages,
+        nothing_but_fields_that_the_schema_lacks,
     ],
 )  # fmt: skip
 def test_what_asks_for_much_work_is_refused(make: Callable[[], Any]) -> None:

@@ -8,16 +8,18 @@ import importlib.util
 import logging
 import signal
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.cli import end_with_input, log_output
 from sonde.cli.service_manager import HangUps, ServiceManager
 from sonde.errors import MissingDependency, UsageError
+from sonde.host import descriptors
 
 if TYPE_CHECKING:
     from sonde.server.listen import Listener
-    from sonde.server.service import TokenIssuer
+    from sonde.server.service import ServerLimits, TokenIssuer
     from sonde.store.storage import BucketSettings
 
 LOG = logging.getLogger("sonde.server")
@@ -32,6 +34,9 @@ disk.
 """
 CACHE_GB = 10.0
 """Default size of the cache of a bucket's files (S3) in --store."""
+FILES = 512
+"""Descriptors for all but connections: the log, the files of some questions, children."""
+LEAST_CONNECTIONS = 64
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -131,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
             LOG.warning("tokens and data cross the network in the clear")
         service = Service(
             args.store,
+            _limits(receiver is not None),
             age_s=round(args.keep_days * 86_400),
             size_bytes=round(args.keep_gb * 1e9),
             open_tenant="default" if args.open else "",
@@ -166,6 +172,26 @@ def run(args: argparse.Namespace) -> int:
                 alerts.close()
             service.close()
     return 0
+
+
+def _limits(has_grpc: bool) -> ServerLimits:
+    """Limits with as many connections as descriptors are allowed for; fewer than usual are
+    logged."""
+    from sonde.server.service import ServerLimits
+
+    limits = ServerLimits()
+    wanted = FILES + limits.connections + (limits.connections_grpc if has_grpc else 0)
+    allowed = descriptors.raise_limit(wanted)
+    if allowed >= wanted:
+        return limits
+    room = allowed - FILES
+    connections = max(LEAST_CONNECTIONS, room * 4 // 5 if has_grpc else room)
+    LOG.warning(
+        "this process may open %s files only: it takes %s connections, not %s; "
+        "raise the hard limit to %s (LimitNOFILE= of the unit, ulimit -Hn)",
+        *(f"{it:,}" for it in (allowed, connections, limits.connections, wanted)),
+    )
+    return replace(limits, connections=connections)
 
 
 def _bucket(args: argparse.Namespace) -> BucketSettings | None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import resource
+import sys
 from contextlib import suppress
 from typing import Final
 
@@ -12,11 +13,17 @@ WANTED: Final = 65_536
 each, 256 control groups with up to seven, 256 rings. The usual soft limit is 1,024."""
 
 
-def raise_limit() -> None:
-    """Raise the soft limit to WANTED, or to the hard one where that is lower. Children inherit it,
-    so a program that is to be recorded is forked before this."""
+def raise_limit(wanted: int | None = None) -> int:
+    """Raise the soft limit to `wanted` (None: to WANTED), or to the hard one where that is lower;
+    returns how many files may be open then. Children inherit it, so a program that is to be
+    recorded is forked before this."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = WANTED if hard == resource.RLIM_INFINITY else min(WANTED, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    wanted = WANTED if wanted is None else wanted
+    if soft == resource.RLIM_INFINITY:
+        return sys.maxsize
+    reached = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft < reached:
         with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
+            return reached
+    return soft

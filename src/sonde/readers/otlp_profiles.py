@@ -21,8 +21,9 @@ from sonde.model.timeline import Interner, Samples, Timeline
 from sonde.readers.text import opened
 
 SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
-_OBJECT_BYTES = 48
-"""Memory of the decoded objects per byte of a message: an empty message has two bytes."""
+_JSON_BYTES = 72
+"""Memory per byte of JSON until it is decoded: an empty message (`{},`) has three bytes, and takes
+205 at most."""
 _TEXT_BYTES = 200
 _SAMPLE_BYTES = 240
 """Memory of a text and a sample, from reading to the verdict."""
@@ -47,6 +48,8 @@ def read(path: Path) -> Timeline:
     try:
         from google.protobuf import json_format, message
         from opentelemetry.proto.profiles.v1development import profiles_pb2
+
+        from sonde.protobuf_size import sizes_of
     except ModuleNotFoundError as error:
         raise MissingDependency(
             f"the Python package {error.name} is not installed", "pip install opentelemetry-proto"
@@ -54,13 +57,16 @@ def read(path: Path) -> Timeline:
     data: Any = profiles_pb2.ProfilesData()
     budget = Budget(str(path), 1)
     with opened(path) as file:
-        raw = file.read(budget.limit_bytes // _OBJECT_BYTES + 1)
-    budget.hold(_OBJECT_BYTES * len(raw))
+        raw = file.read(budget.limit_bytes + 1)
+    budget.hold(len(raw))
     raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         if raw.lstrip().startswith(b"{"):
+            budget.hold(_JSON_BYTES * len(raw))
             json_format.Parse(raw, data, ignore_unknown_fields=True)
         else:
+            left_bytes = budget.limit_bytes - budget.held_bytes
+            budget.hold(sizes_of(data.DESCRIPTOR).decoded_bytes(raw, left_bytes))
             data.ParseFromString(raw)
     except (
         *(message.DecodeError, json_format.ParseError, RecursionError),

@@ -69,7 +69,7 @@ class Api:
         self._limits = service.limits
         self.bodies = Bodies(self._limits, service.counters)
         self.requests = RequestLog(service.counters)
-        self.otlp = OtlpIngest(service)
+        self.otlp = OtlpIngest(service, self.bodies)
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
         """One tenant uses at most all threads but one."""

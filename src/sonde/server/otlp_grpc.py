@@ -35,8 +35,11 @@ from sonde.store.wal import WalBusyError, WalFailedError
 
 MESSAGE_BYTES = 4 << 20
 """Of a message, compressed or not."""
-HEAD_BYTES = 64 << 10
-"""Most bytes of a call's metadata."""
+HEAD_BYTES = 16 << 10
+"""Most bytes of a call's metadata, as by gRPC's own default. Its library counts 32 more for each
+field, and makes a Python object of each before we see how many there are: 3 ms of 1,700."""
+HEAD_FIELDS = 100
+"""Most fields of it, as over HTTP. Its library has no limit for that."""
 STREAMS = 32
 """Most calls of one connection that are not answered yet."""
 CALLS, CALLS_OF_TENANT, READ_OF_TENANT = 256, 64, 8
@@ -162,7 +165,7 @@ class GrpcReceiver:
                 ("grpc.max_concurrent_streams", STREAMS),
                 # Unread calls hold a window each, which would grow with the bandwidth.
                 ("grpc.http2.bdp_probe", 0),
-                ("grpc.max_allowed_incoming_connections", limits.connections // 4),
+                ("grpc.max_allowed_incoming_connections", limits.connections_grpc),
                 ("grpc.server_handshake_timeout_ms", round(1000 * limits.head_s)),
                 ("grpc.max_connection_idle_ms", 1000 * IDLE_S),
                 ("grpc.keepalive_time_ms", 1000 * PING_S),
@@ -244,7 +247,7 @@ class GrpcReceiver:
             caller, refused, status = None, None, 500
             host = _host_of(context.peer())
             try:
-                metadata = dict(context.invocation_metadata() or ())
+                metadata = self._metadata(context)
                 caller = await self._caller(metadata)
                 await self._take(signal, caller, context, metadata, host)
                 return b""
@@ -275,6 +278,17 @@ class GrpcReceiver:
             return await _abort(context, refused)
 
         return export
+
+    def _metadata(self, context: Any) -> dict[str, Any]:
+        """What of a call's metadata is used, by name; of one that is repeated, the last. Raises
+        RefusedRequestError where it has too many fields."""
+        fields = context.invocation_metadata() or ()
+        if len(fields) > HEAD_FIELDS:
+            self._service.counters.refuse("head")
+            raise RefusedRequestError(
+                413, f"more than {HEAD_FIELDS} fields of metadata", "send fewer"
+            )
+        return {name: text for name, text in fields if name in ("authorization", "x-sonde-node")}
 
     async def _caller(self, metadata: dict[str, Any]) -> Caller:
         """The caller. Raises RefusedRequestError without a valid token."""

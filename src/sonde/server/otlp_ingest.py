@@ -8,19 +8,26 @@ import ipaddress
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
+from sonde.server.admission import Bodies
 from sonde.server.service import Service
 from sonde.server.tokens import Caller
 from sonde.server.turns import Turns
+
+if TYPE_CHECKING:
+    from sonde.server.otlp_profiles import NodeChunk
 
 
 class OtlpIngest:
     """Takes requests with OTLP profiles. For use in one event loop."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, bodies: Bodies) -> None:
+        """`bodies`: counts the memory of what requests become, too."""
+        self._service, self._bodies = service, bodies
         self._decoder = ThreadPoolExecutor(1, "sonde-otlp")
-        """Decodes one OTLP request at a time: decoded messages are large."""
+        self._one = asyncio.Lock()
+        """Held to decode: one request at a time, as decoded messages are large."""
         waiting = service.limits.queries_waiting
         self._turns = Turns(1, waiting, waiting // 4)
 
@@ -30,16 +37,31 @@ class OtlpIngest:
         `encoding`: of the body, gzip or identity; `node`: the name where a resource has no host.
         Raises RefusedRequestError; WalBusyError, WalFailedError where the disk fails.
         """
+        tenant = caller.tenant
+        with self._turns.place(tenant):
+            async with self._turns.turn(tenant), self._one:
+                found = await self._decoded(tenant, body, encoding, node)
+        made_bytes = sum(len(one.content) for one in found)
+        try:
+            self._bodies.charge(tenant, made_bytes)
+            for one in found:
+                for future, _ in self._service.take(caller, one.node, one.content):
+                    await asyncio.shield(asyncio.wrap_future(future))
+        finally:
+            self._bodies.give_back(tenant, made_bytes)
+
+    async def _decoded(self, tenant: str, body: bytes, encoding: str, node: str) -> list[NodeChunk]:
+        """The chunks of a request. Raises RefusedRequestError."""
         from sonde.server import otlp_profiles  # and with it the messages of OTLP
 
-        with self._turns.place(caller.tenant):
-            async with self._turns.turn(caller.tenant):
-                found = await asyncio.get_running_loop().run_in_executor(
-                    self._decoder, otlp_profiles.chunks, body, encoding, node, time.time_ns()
-                )
-        for one in found:
-            for future, _ in self._service.take(caller, one.node, one.content):
-                await asyncio.shield(asyncio.wrap_future(future))
+        unpacked_bytes = otlp_profiles.MAX_BYTES if encoding == "gzip" else 0
+        try:
+            self._bodies.charge(tenant, unpacked_bytes)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._decoder, otlp_profiles.chunks, body, encoding, node, time.time_ns()
+            )
+        finally:
+            self._bodies.give_back(tenant, unpacked_bytes)
 
 
 def sender_node(host: str) -> str:

@@ -21,6 +21,7 @@ import pyarrow as pa
 from google.protobuf import message
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2
 
+from sonde.protobuf_size import sizes_of
 from sonde.query.chunk_writer import chunk_of
 from sonde.query.schema import TABLES
 from sonde.server.otlp_dictionary import (
@@ -34,7 +35,11 @@ from sonde.server.otlp_dictionary import (
 from sonde.server.service import RefusedRequestError
 
 MAX_BYTES = 4 << 20
-"""Of a request, decompressed: decoded objects take some ten times as much."""
+"""Of a request, decompressed."""
+MAX_DECODED_BYTES = 64 << 20
+"""Of a decoded request, as `protobuf_size` counts them: 27 to 50 MiB of 4 MiB of what profilers
+send, whose messages have ten bytes or more each. 4 MiB of empty ones would take 280 MB."""
+_SIZES = sizes_of(profiles_service_pb2.ExportProfilesServiceRequest.DESCRIPTOR)
 MAX_ROWS = 200_000
 """Samples of a request; more are left out and counted as a loss."""
 MAX_HOSTS = 64
@@ -91,9 +96,14 @@ def chunks(body: bytes, encoding: str, node: str, received_ns: int) -> list[Node
     `received_ns`: the time where a profile has none.
     """
     request: Any = profiles_service_pb2.ExportProfilesServiceRequest()
+    content = unpacked(body, encoding)
     try:
-        request.ParseFromString(unpacked(body, encoding))
-    except message.DecodeError:
+        if _SIZES.decoded_bytes(content, MAX_DECODED_BYTES) > MAX_DECODED_BYTES:
+            raise RefusedRequestError(
+                413, "the profiles of one request are too many messages", "send them more often"
+            )
+        request.ParseFromString(content)
+    except (message.DecodeError, ValueError):
         raise RefusedRequestError(
             400, "no profiles by opentelemetry-proto 1.45", "send application/x-protobuf"
         ) from None

@@ -96,6 +96,11 @@ class ServerLimits:
     unread_s: float = 20.0
     """For a client to take the next 64 KiB of an answer."""
 
+    @property
+    def connections_grpc(self) -> int:
+        """Connections of gRPC, besides the others."""
+        return self.connections // 4
+
 
 @dataclass(slots=True)
 class Counters:
