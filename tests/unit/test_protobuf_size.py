@@ -70,7 +70,7 @@ def scalar(field: Any) -> bytes:
 
 
 def filled(path: tuple[int, ...], unit: bytes, count: int) -> bytes:
-    """A request with a unit so many times within messages."""
+    """A request with a unit `count` times within messages."""
     content = unit * count
     for number in reversed(path):
         content = part(number, content)
@@ -131,6 +131,50 @@ def test_no_shape_takes_more_memory_than_it_is_counted_as() -> None:
     assert max(grown for *_, grown in found) > MAX_DECODED_BYTES // 3
     over = [it for it in found if it[4] > it[3] + SPARE_BYTES or it[3] > MAX_DECODED_BYTES]
     assert over == []
+
+
+@pytest.mark.parametrize(
+    ("samples", "stacks", "depth", "places", "named_share"),
+    [
+        (2_000, 1_500, 30, 6_000, 0.5),
+        (13_000, 200, 30, 500, 0.5),
+        (500, 100, 30, 12_000, 1.0),
+        (200, 100, 30, 24_000, 0.0),
+        (5_000, 15_000, 4, 2_000, 0.5),
+        (200, 2_000, 120, 5_000, 0.5),
+    ],
+)
+def test_what_profilers_send_fits(
+    samples: int, stacks: int, depth: int, places: int, named_share: float
+) -> None:
+    """Whatever it has most of; as much of it as a request may have would be within the limit."""
+    rng = random.Random(1)
+    made: Any = request(0)
+    tables = made.dictionary
+    for number in range(max(1, places // 2)):
+        tables.string_table.append(f"module.function_{number}")
+        tables.function_table.add(name_strindex=8 + number, filename_strindex=5)
+    for _ in range(places):
+        address = rng.randrange(1 << 28)
+        place = tables.location_table.add(mapping_index=1, address=address, attribute_indices=[3])
+        if rng.random() < named_share:
+            place.lines.add(function_index=rng.randrange(places // 2), line=rng.randrange(2_000))
+    for _ in range(stacks):
+        indices = [rng.randrange(places) for _ in range(rng.randrange(depth // 2, 2 * depth))]
+        tables.stack_table.add(location_indices=indices)
+    profile = made.resource_profiles[0].scope_profiles[0].profiles[0]
+    for number in range(samples):
+        attributes = [rng.randrange(2_000) for _ in range(3)]
+        times = [10**18 + number]
+        profile.samples.add(
+            stack_index=rng.randrange(stacks),
+            attribute_indices=attributes,
+            timestamps_unix_nano=times,
+        )
+    raw = made.SerializeToString()
+
+    counted = SIZES.decoded_bytes(raw, 1 << 40)
+    assert counted / len(raw) * MAX_BYTES < 0.8 * MAX_DECODED_BYTES
 
 
 def test_what_is_decoded_is_a_message_and_the_other_way_round() -> None:

@@ -150,10 +150,11 @@ class TestOtlpProfiles:
 
     @pytest.mark.parametrize("unit", [b"\x12\0", b"{},"])
     def test_nothing_but_empty_messages_is_within_the_limit(self, tmp_path, monkeypatch, unit):
-        """Profiles of a scope, and resources: each takes a hundred bytes or more."""
+        """Profiles of a scope: each takes a hundred bytes or more."""
         path = tmp_path / "p"
         if unit == b"{},":
-            path.write_bytes(b'{"resourceProfiles": [' + unit * 400_000 + b"{}]}")
+            head = b'{"resourceProfiles": [{"scopeProfiles": [{"profiles": ['
+            path.write_bytes(head + unit * 400_000 + b"{}]}]}]}")
         else:
             made = profiles()
             made.resource_profiles[0].scope_profiles[0].MergeFromString(unit * 400_000)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -116,18 +118,6 @@ def a_long_key() -> Any:
     return made
 
 
-def nothing_but_empty_messages() -> Any:
-    made = request(0)
-    made.resource_profiles[0].MergeFromString(b"\x12\0" * 2_000_000)  # scope_profiles
-    return made
-
-
-def nothing_but_fields_that_the_schema_lacks() -> Any:
-    made = request(0)
-    profile_of(made).MergeFromString(b"\xf2\1\0\x62\0" * 800_000)
-    return made
-
-
 def taken(made: Any) -> tuple[int, list[otlp_profiles.NodeChunk]]:
     """(status, chunks) of a request, which is checked to be done soon."""
     body = made.SerializeToString()
@@ -146,12 +136,46 @@ def taken(made: Any) -> tuple[int, list[otlp_profiles.NodeChunk]]:
     "make",
     [
         many_hosts, stacks_of_many_hosts, stacks_of_many_lines, lines_of_long_names,
-        processes_of_long_names, long_lists_of_attributes, many_samples, nothing_but_empty_messages,
-        nothing_but_fields_that_the_schema_lacks,
+        processes_of_long_names, long_lists_of_attributes, many_samples,
     ],
 )  # fmt: skip
 def test_what_asks_for_much_work_is_refused(make: Callable[[], Any]) -> None:
     assert taken(make()) == (413, [])
+
+
+EMPTY_MESSAGES = """
+import gzip, sys
+from pathlib import Path
+from sonde.server import otlp_profiles
+from sonde.server.service import RefusedRequestError
+
+def peak_kb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+content = b"\\x12\\0" * 2_000_000  # profiles of a scope, a scope of a resource
+for tag in (b"\\x12", b"\\x0a"):
+    size = len(content)
+    varint = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F | 0x80, size >> 21])
+    content = tag + varint + content
+body = gzip.compress(content)
+otlp_profiles.chunks(b"", "", "", 1)
+before = peak_kb()
+try:
+    otlp_profiles.chunks(body, "gzip", "", 1)
+except RefusedRequestError as error:
+    print(len(body), error.status, peak_kb() - before)
+"""
+
+
+def test_what_is_nothing_but_empty_messages_is_refused_before_it_is_decoded() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", EMPTY_MESSAGES], capture_output=True, text=True, check=True
+    )
+    body_bytes, status, more_kb = map(int, done.stdout.split())
+
+    assert (body_bytes < 5_000, status) == (True, 413)
+    assert more_kb < 32_000  # it was 280,000
 
 
 @pytest.mark.parametrize("make", [many_attributes_of_a_resource, a_long_key])

@@ -37,8 +37,9 @@ from sonde.server.service import RefusedRequestError
 MAX_BYTES = 4 << 20
 """Of a request, decompressed."""
 MAX_DECODED_BYTES = 64 << 20
-"""Of a decoded request, as `protobuf_size` counts them: 27 to 50 MiB of 4 MiB of what profilers
-send, whose messages have ten bytes or more each. 4 MiB of empty ones would take 280 MB."""
+"""Of a decoded request, as `protobuf_size` counts them: 27 to 45 MiB of 4 MiB of samples, stacks,
+places and names as profilers make them, most of which have ten bytes or more. 4 MiB of empty
+messages would take up to 280 MB."""
 _SIZES = sizes_of(profiles_service_pb2.ExportProfilesServiceRequest.DESCRIPTOR)
 MAX_ROWS = 200_000
 """Samples of a request; more are left out and counted as a loss."""
