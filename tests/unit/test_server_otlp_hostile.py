@@ -156,7 +156,7 @@ def peak_kb():
 content = b"\\x12\\0" * 2_000_000  # profiles of a scope, a scope of a resource
 for tag in (b"\\x12", b"\\x0a"):
     size = len(content)
-    varint = bytes([size & 0x7F | 0x80, size >> 7 & 0x7F | 0x80, size >> 14 & 0x7F | 0x80, size >> 21])
+    varint = bytes(size >> at & 0x7F | 0x80 * (at < 21) for at in (0, 7, 14, 21))
     content = tag + varint + content
 body = gzip.compress(content)
 otlp_profiles.chunks(b"", "", "", 1)
