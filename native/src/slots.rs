@@ -20,9 +20,11 @@ use pages::{Memory, Wanted};
 /// Bytes of /proc/PID/maps that are read.
 const MOST_MAPS_BYTES: u64 = 16 << 20;
 const MOST_MODULES: usize = 8192;
-/// Files whose imports are kept; beyond that, or beyond MOST_IMPORT_BYTES of them, all are read again.
+/// Files whose imports are kept; beyond that, or beyond MOST_KEPT_BYTES of them, all are read again.
 const MOST_FILES: usize = 16_384;
-/// Memory of imports that are kept, and of those of one process; a large framework's take 10 MB.
+/// Memory of imports that are kept: those of several users.
+const MOST_KEPT_BYTES: usize = 64 << 20;
+/// Memory of the imports of one process; a large framework's take 10 MB.
 const MOST_IMPORT_BYTES: usize = 24 << 20;
 /// Slots of one process, by relocations and in data.
 const MOST_FOUND: usize = 1 << 16;
@@ -42,7 +44,8 @@ type Found = (Vec<(u64, u64, u32)>, bool, u64);
 #[pyclass]
 #[derive(Default)]
 pub struct SlotFinder {
-    /// The imports of files; None: no ELF file of x86-64.
+    /// The imports of files, for each party apart: on images that users make, they choose what a file
+    /// is known by. None: no ELF file of x86-64.
     files: HashMap<Identity, Option<Arc<Imports>>>,
     /// Memory of those.
     bytes: usize,
@@ -57,7 +60,9 @@ impl SlotFinder {
 
     /// Words of process `pid` that have one of `addresses`, or are an import of a device library's
     /// function that is not bound yet; ascending. `wide`: in the data of all modules, not only of those
-    /// that look functions up by name; `most_bytes`: of data to read. Raises OSError.
+    /// that look functions up by name; `most_bytes`: of data to read; `party`: the process's user or
+    /// container. Raises OSError.
+    #[pyo3(signature = (pid, addresses, wide, most_bytes, party = 0))]
     fn find(
         &mut self,
         py: Python<'_>,
@@ -65,8 +70,9 @@ impl SlotFinder {
         addresses: Vec<u64>,
         wide: bool,
         most_bytes: u64,
+        party: i64,
     ) -> PyResult<Found> {
-        py.detach(|| self.search(pid, addresses, wide, most_bytes)).map_err(PyErr::from)
+        py.detach(|| self.search(pid, addresses, wide, most_bytes, party)).map_err(PyErr::from)
     }
 }
 
@@ -77,6 +83,7 @@ impl SlotFinder {
         addresses: Vec<u64>,
         wide: bool,
         most_bytes: u64,
+        party: i64,
     ) -> std::io::Result<Found> {
         let (modules, mut cut) = modules_of(pid)?;
         let wanted = Wanted::new(addresses);
@@ -86,7 +93,7 @@ impl SlotFinder {
         // A file that changes while it is read has other imports each time.
         let mut bytes = 0;
         for module in &modules {
-            let Some(imports) = self.imports_of(pid, module) else { continue };
+            let Some(imports) = self.imports_of(pid, module, party) else { continue };
             bytes += imports.bytes();
             if bytes > MOST_IMPORT_BYTES {
                 cut = true;
@@ -119,7 +126,7 @@ impl SlotFinder {
     }
 
     /// The imports of a module's file; None where it cannot be opened, or is no ELF file of x86-64.
-    fn imports_of(&mut self, pid: i32, module: &Module) -> Option<Arc<Imports>> {
+    fn imports_of(&mut self, pid: i32, module: &Module, party: i64) -> Option<Arc<Imports>> {
         let by_range = format!("/proc/{pid}/map_files/{:x}-{:x}", module.start, module.end);
         let by_name = format!("/proc/{pid}/root{}", module.path);
         let (file, identity) = open(&PathBuf::from(by_range)).ok().or_else(|| {
@@ -127,12 +134,13 @@ impl SlotFinder {
             let opened = open(&PathBuf::from(by_name)).ok()?;
             (opened.0.metadata().ok()?.ino() == module.inode).then_some(opened)
         })?;
+        let identity = identity.with_distinct(party.cast_unsigned());
         if let Some(known) = self.files.get(&identity) {
             return known.clone();
         }
         let imports = Imports::of(&file).map(Arc::new);
         let bytes = imports.as_ref().map_or(0, |it| it.bytes());
-        if self.files.len() >= MOST_FILES || self.bytes + bytes > MOST_IMPORT_BYTES {
+        if self.files.len() >= MOST_FILES || self.bytes + bytes > MOST_KEPT_BYTES {
             self.files.clear();
             self.bytes = 0;
         }

@@ -61,8 +61,8 @@ impl Symbolizer {
     }
 
     /// The same of an open file, for a party. None where its index would have to be built first, and
-    /// `may_build` is false.
-    #[pyo3(signature = (fd, file_offsets, party = 0, may_build = true))]
+    /// `may_build` is false. `distinct`: its number among files with the same identity.
+    #[pyo3(signature = (fd, file_offsets, party = 0, may_build = true, distinct = 0))]
     fn elf_open(
         &self,
         py: Python<'_>,
@@ -70,12 +70,13 @@ impl Symbolizer {
         file_offsets: Vec<u64>,
         party: Party,
         may_build: bool,
+        distinct: u64,
     ) -> PyResult<Option<Vec<Option<Named>>>> {
         py.detach(|| {
             let find = || {
                 // SAFETY: the caller holds it open.
                 let file = File::from(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?);
-                let identity = identity_of(&file)?;
+                let identity = identity_of(&file)?.with_distinct(distinct);
                 locked(&self.files).find(file, identity, &file_offsets, party, may_build)
             };
             Ok(or_nameless(find(), file_offsets.len())?)

@@ -31,13 +31,14 @@ class SlotFinder:
 
     def __init__(self) -> None: ...
     def find(
-        self, pid: int, addresses: list[int], wide: bool, most_bytes: int
+        self, pid: int, addresses: list[int], wide: bool, most_bytes: int, party: int = ...
     ) -> tuple[list[tuple[int, int, int]], bool, int]:
         """(address, value, index in DT_JMPREL + 1 of an import that is not bound, else 0) of each,
         ascending; whether anything was left out; bytes of memory read.
 
         `wide`: in all writable data of modules, not only of those that look functions up by name.
-        Raises OSError.
+        `party`: whose process it is; what is kept of files is kept for each party apart. Raises
+        OSError.
         """
 
 class LoadAhead:
@@ -526,11 +527,17 @@ class Symbolizer:
         """
 
     def elf_open(
-        self, fd: int, file_offsets: Sequence[int], party: int = ..., may_build: bool = ...
+        self,
+        fd: int,
+        file_offsets: Sequence[int],
+        party: int = ...,
+        may_build: bool = ...,
+        distinct: int = ...,
     ) -> list[tuple[str, int] | None] | None:
         """The same of a file that is open, for a user or container (`procfs.party_of`): what all of
         them may keep together is kept, and who has most gives way. None where an index would have
-        to be built, and may not be."""
+        to be built, and may not be. `distinct`: of files with the same identity, the number of this
+        one; 0 where there is one alone."""
 
     def kernel(self, addresses: Sequence[int]) -> list[tuple[str, int, str, int] | None]:
         """(function, offset in it, module, offset from the base of that module) for each address.

@@ -186,7 +186,9 @@ def test_a_file_on_an_overlay_of_the_machines_own_is_found_and_shared(
         found = []
         for dead_ns in (0, 1):
             mapping = Mapping(start, start + 4096, 0, key, str(inside))
-            found.append(binaries.of(_process(os.getpid(), dead_ns=dead_ns), mapping))
+            process = _process(os.getpid(), dead_ns=dead_ns)
+            process.party_of_parent = procfs.party_of(os.getpid())
+            found.append(binaries.of(process, mapping))
         del anchor
         view.close()
         assert found[0] is found[1] is not None

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import disks
 from sonde import apis, procfs
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent
 from sonde.collect import discovery, mapped_files, put_off
@@ -66,6 +67,12 @@ class FakeProbes:
 
     def report(self, name, value, text):
         self.notices.append((name, value, text))
+
+
+@pytest.fixture(autouse=True)
+def sys_folder(tmp_path_factory, monkeypatch):
+    """The disk of `mapped` is the machine's own."""
+    disks.use(tmp_path_factory.mktemp("sys"), monkeypatch)
 
 
 @pytest.fixture
@@ -284,24 +291,26 @@ def test_what_is_ignored_from_now_on_is_what_carries_nothing(opened, monkeypatch
     assert found.irrelevant_files() == {}
 
 
-def without_device(pid, minor, inode, path):
-    return MmapEvent(0, pid, pid, 0x1000, 0x1000, 0, (0, minor, inode), path)
+def without_device(pid, minor, inode, path, major=0):
+    return MmapEvent(0, pid, pid, 0x1000, 0x1000, 0, (major, minor, inode), path)
 
 
-def test_a_device_number_that_is_used_again_hides_no_other_partys_file(opened, monkeypatch):
-    """A user's tmpfs has the number, inode and path that a container's overlay has after it."""
+@pytest.mark.parametrize("major", [0, 7])
+def test_a_device_number_that_is_used_again_hides_no_other_partys_file(opened, monkeypatch, major):
+    """A user's tmpfs has the number, inode and path that a container's overlay has after it; or a
+    user's image, those of another one's."""
     monkeypatch.setattr(procfs, "party_of", lambda pid: 1000 if pid < 20 else -pid)
     probes = FakeProbes()
     found = make(probes)
     found._kept_devices = {(0, 21)}
     found.irrelevant_files()
-    found.on_process_events([without_device(10, 99, 7, A_LIBRARY)])
-    found.on_process_events([without_device(11, 99, 7, A_LIBRARY)])
+    found.on_process_events([without_device(10, 99, 7, A_LIBRARY, major)])
+    found.on_process_events([without_device(11, 99, 7, A_LIBRARY, major)])
     assert len(probes.examined) == 1  # one party's own file
     assert found.irrelevant_files() == {}  # the kernel's records have no party
     probes.carriers = ("libOpenCL.so.1",)
-    found.on_process_events([without_device(20, 99, 7, A_LIBRARY)])
-    assert list(probes.files) == [(0, 99, 7)]
+    found.on_process_events([without_device(20, 99, 7, A_LIBRARY, major)])
+    assert list(probes.files) == [(major, 99, 7)]
 
 
 def test_files_of_a_device_that_sonde_maps_itself_are_remembered_for_all(opened, monkeypatch):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import disks
+from disks import DISK
 from sonde.agent.known_files import KnownFiles
 from sonde.collect.mapped_files import MappedFile
 from sonde.collect.plain_files import digest_of
@@ -17,9 +18,11 @@ from sonde.resolve.binary import Binary, FileIdentity
 from sonde.unwind import plain_index
 from sonde.unwind.code_files import key_of_file
 from sonde.unwind.plain_index import NAME, PlainIndex
-from sonde.unwind.table_index import keeps_identity
 
-DISK = os.makedev(8, 1)
+
+@pytest.fixture(autouse=True)
+def sys_folder(tmp_path_factory, monkeypatch):
+    disks.use(tmp_path_factory.mktemp("sys"), monkeypatch)
 
 
 def test_the_next_run_knows_what_was_found(tmp_path):
@@ -50,25 +53,6 @@ def test_what_users_choose_is_looked_at_again(tmp_path, device):
     assert not (tmp_path / NAME).exists()
 
 
-def test_what_is_mapped_to_an_image_is_looked_at_again(tmp_path, monkeypatch):
-    """dm-1 is on dm-0, and that on a loop device; dm-2 is on a disk."""
-    slaves = {
-        "/sys/dev/block/253:1/slaves": ["dm-0"],
-        "/sys/class/block/dm-0/slaves": ["loop4"],
-        "/sys/dev/block/253:2/slaves": ["sda2"],
-    }
-
-    def listed(path):
-        if str(path) not in slaves:
-            raise FileNotFoundError
-        return [path / name for name in slaves[str(path)]]
-
-    monkeypatch.setattr(Path, "iterdir", listed)
-    assert not keeps_identity(os.makedev(253, 1))
-    assert keeps_identity(os.makedev(253, 2))
-    assert keeps_identity(DISK)
-
-
 def test_nothing_holds_after_the_next_boot(tmp_path, monkeypatch):
     index = PlainIndex(tmp_path)
     index.add("a", DISK, "calls")
@@ -96,8 +80,9 @@ def test_other_functions_have_another_digest():
     assert digest_of(["a", "b"]) == digest_of(["b", "a"]) != digest_of(["a"])
 
 
-def binary_of(ctime_ns=5, is_copy=False):
+def binary_of(ctime_ns=5, is_copy=False, is_everybodys=True):
     binary = Binary()
+    binary.is_everybodys = is_everybodys
     binary.identity, binary.is_copy = FileIdentity(DISK, 7, 100, 4, ctime_ns), is_copy
     return binary
 
@@ -127,13 +112,22 @@ def test_a_file_is_known_as_long_as_it_is_the_same(tmp_path):
     ("binary", "file"),
     [
         (binary_of(is_copy=True), FILE),
+        (binary_of(is_everybodys=False), FILE),
         (Binary(), FILE),
         (None, FILE),
         (binary_of(), MappedFile(30, (8, 1, 8), "/lib/x.so", 4096, 8192)),
         (binary_of(), MappedFile(30, (8, 1, 7), "/lib/x.so", 0, 8192)),
         (binary_of(), MappedFile(31, (8, 1, 7), "/lib/x.so", 4096, 8192)),
     ],
-    ids=["copy", "not read", "not found", "another file", "another mapping", "another process"],
+    ids=[
+        "copy",
+        "image",
+        "not read",
+        "not found",
+        "another file",
+        "another mapping",
+        "another process",
+    ],
 )
 def test_what_the_resolver_has_not_opened_is_not_known(tmp_path, binary, file):
     index = PlainIndex(tmp_path)

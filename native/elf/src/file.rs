@@ -86,6 +86,15 @@ pub struct Identity {
     /// (s, ns) of the last change: of the content (mtime), which its owner can set; of the inode
     /// (ctime), which nobody can.
     changed: [(i64, i64); 2],
+    distinct: u64,
+}
+
+impl Identity {
+    /// That of one of several files which may be the same by all else: on images that users make, they
+    /// choose all of it.
+    pub fn with_distinct(self, distinct: u64) -> Self {
+        Self { distinct, ..self }
+    }
 }
 
 /// The headers of a file.
@@ -149,6 +158,7 @@ pub fn identity_of(file: &File) -> Result<Identity> {
             (metadata.mtime(), metadata.mtime_nsec()),
             (metadata.ctime(), metadata.ctime_nsec()),
         ],
+        distinct: 0,
     })
 }
 

@@ -119,6 +119,23 @@ fn a_file_that_was_written_over_is_read_again() {
 }
 
 #[test]
+fn files_of_one_identity_are_kept_apart_by_their_numbers() {
+    let (bytes, at) = image(&[("mine", 0, 16)]);
+    let (other, _) = image(&[("theirs", 0, 16)]);
+    let (first, second) = (file_of(&bytes), file_of(&other));
+    let identity = identity_of(&first).unwrap();
+    let mut files = Files::new(1 << 20);
+    let mut name = |file: &File, distinct| {
+        let identity = identity.with_distinct(distinct);
+        files.find(file.try_clone().unwrap(), identity, &[at], 0, true).unwrap().unwrap().pop()
+    };
+    for _ in 0..2 {
+        assert_eq!(name(&first, 1), Some(symbol("mine", 0)));
+        assert_eq!(name(&second, 2), Some(symbol("theirs", 0)));
+    }
+}
+
+#[test]
 fn who_holds_most_gives_way_first() {
     let small = image(&[("f", 0, 16)]);
     let many: Vec<_> = (0..4000).map(|n| ("g", n * 16, 16)).collect();

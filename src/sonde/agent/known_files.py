@@ -36,8 +36,8 @@ class KnownFiles:
         self._index.write()
 
     def _binary_of(self, file: MappedFile) -> Binary | None:
-        """The file behind a mapping as it was when it was opened; None for copies of files, which
-        may be anybody's."""
+        """The file behind a mapping as it was when it was opened; None where its identity may also
+        be that of another one."""
         processes = self._resolver.processes
         if not (start_ns := processes.start_of(file.pid)):
             return None
@@ -48,4 +48,4 @@ class KnownFiles:
         if mapping is None or (mapping.start, mapping.file) != (file.start, file.key):
             return None
         binary = mapping.binary
-        return binary if binary and binary.identity.inode and not binary.is_copy else None
+        return binary if binary and binary.identity.inode and not binary.distinct else None

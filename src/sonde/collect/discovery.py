@@ -81,6 +81,8 @@ class Discovery:
         self._examined: OrderedDict[_Examined, float] = OrderedDict()
         """Files without a device API, and when (monotonic s) they were looked at."""
         self._kept_devices = own_devices()
+        self._lasting: dict[tuple[int, int], bool] = {}
+        """Whether devices keep their numbers (`_lasts`), since the last look at what waits."""
         self._budget = budget or Unlimited()
         self._plain = plain or NoPlainFiles()
         self._is_starting = True
@@ -205,8 +207,14 @@ class Discovery:
 
     def _lasts(self, key: FileKey) -> bool:
         """Whether the file system of a file keeps its device number: one without a device (tmpfs,
-        overlay, FUSE, btrfs) gives it back when it is unmounted, and anybody's next one gets it."""
-        return key[0] != 0 or key[:2] in self._kept_devices
+        overlay, FUSE, btrfs), and one on an image or a removable medium, gives it back when it is
+        unmounted, and anybody's next one gets it."""
+        device = key[:2]
+        if (lasts := self._lasting.get(device)) is None:
+            is_kept = device in self._kept_devices
+            lasts = is_kept or procfs.keeps_identity(os.makedev(*device))
+            self._lasting[device] = lasts
+        return lasts
 
     def _remembered(self, key: FileKey, path: str, party: int) -> _Examined:
         return key, _short(path), None if self._lasts(key) else party
@@ -228,7 +236,8 @@ class Discovery:
     def _examine_waiting(self, limit_s: float, in_turn: bool = True) -> None:
         """Look at files that wait, for at most `limit_s`. `in_turn`: as in FileBudget; False before
         anything is recorded."""
-        self._parties.clear()  # a number may be another process's by the next time
+        self._parties.clear()  # a number may be another process's by the next time …
+        self._lasting.clear()  # … or another device's
         deadline_s = time.monotonic() + limit_s
 
         def may_go(party: int) -> bool:

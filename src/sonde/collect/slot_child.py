@@ -6,9 +6,10 @@ It reads files and memory of any user, which may take long or hang. So it runs a
 under a memory limit; its parent kills it when it takes too long.
 
 Protocol: one line of JSON per request on stdin, {"pid", "task", "start_ticks", "addresses",
-"wide"}, and one per response on stdout: {"slots": [[address, value, relocation], …], "cut",
-"bytes", "cpu_s"} or {"error"}. `task`: a thread that shows the memory (`procfs.memory_task`);
-`wide`: look in all writable data of modules, not only of those that look functions up by name;
+"wide", "party"}, and one per response on stdout: {"slots": [[address, value, relocation], …],
+"cut", "bytes", "cpu_s"} or {"error"}. `task`: a thread that shows the memory
+(`procfs.memory_task`); `wide`: look in all writable data of modules, not only of those that look
+functions up by name; `party`: the user or container of the process (`procfs.party_of`);
 `relocation`: as in struct inject_slot of abi/inject.h; `cut`: not all was read.
 """
 
@@ -40,11 +41,11 @@ def respond(finder: _native.SlotFinder, request: dict[str, Any]) -> dict[str, ob
     """The response to a request."""
     began_s = time.process_time()
     pid, addresses = request["pid"], request["addresses"]
-    task = request.get("task", pid)
+    task, party = request.get("task", pid), request.get("party", 0)
     try:
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
-        slots, cut, read = finder.find(task, addresses, bool(request["wide"]), MAX_BYTES)
+        slots, cut, read = finder.find(task, addresses, bool(request["wide"]), MAX_BYTES, party)
         if start_ticks(pid) != request["start_ticks"]:
             return {"error": "it ended"}
     except (OSError, MemoryError) as error:

@@ -236,6 +236,7 @@ class Slots:
                 "start_ticks": followed.start_ns * CLOCK_TICKS // 1_000_000_000,
                 "addresses": addresses,
                 "wide": is_wide,
+                "party": followed.party,
             },
             followed.party,
             DEADLINE_S if lately_s < DEADLINE_S else LATE_S,

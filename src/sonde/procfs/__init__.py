@@ -15,12 +15,15 @@ Terms:
 - sound: of a file, that nobody but root can make its readers wait; sure: of such a file, where
   even stat() and open() wait for nobody; strange: whose device number in
   /proc/PID/maps is another than in stat()
+- keeps identity: of a device, that nobody but root chooses what is on it, so that a file's identity
+  is that of its content
 - border: how far a control group's path is named by root's services; below it users name groups
 - unit, slice: systemd's; beside: next to our own group, seen from within a namespace
 """
 
 from sonde.procfs.broker import BROKER, Broker, Hung
 from sonde.procfs.command import command_of, commands_of
+from sonde.procfs.devices import disk_number, keeps_identity
 from sonde.procfs.files import (
     Opened,
     character_device,
@@ -112,12 +115,14 @@ __all__ = [
     "commands_of",
     "counted_groups_of",
     "descends",
+    "disk_number",
     "family",
     "group_mounts",
     "groups_of",
     "has_threads",
     "identity_of",
     "inner_tids",
+    "keeps_identity",
     "links_of",
     "memory_left",
     "memory_of",

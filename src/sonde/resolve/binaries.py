@@ -10,6 +10,11 @@ was opened, never those of the mapping. On btrfs and, before Linux 6.18, on over
 show another file's numbers: there the file is opened once for each process, and shared by its real
 device.
 
+On devices that do not keep identities (`procfs.devices`) a user can give a file the identity of
+somebody else's, on an image that is mounted under the same number before that one's. So there the
+processes of a party share a `Binary`, as long as the same disk is in the device, and what others
+keep by identity (symbols, unwind tables) is kept by the number of the `Binary`, too.
+
 A copy in memory does not hold its file's device: it has no key, and is shared as copies.py has it.
 """
 
@@ -37,8 +42,15 @@ MAX_OPEN: Final = 96
 IDLE_NS: Final = 30_000_000_000
 """Files are closed this long after their last use; deleted ones only once the process that used
 them is gone, as its own mapping keeps them on the disk."""
+UNMOUNT_NS: Final = 3_000_000_000
+"""Files on devices that users may want to unmount are closed this long after the process that used
+them has ended, when its last samples are resolved."""
 RETRY_NS: Final = 10_000_000_000
 """A file that could not be opened is looked for again after this: what failed may have passed."""
+
+
+_ShareKey = tuple[FileKey, int, int] | FileKey
+"""By what processes find a file: (file, party, number of the disk), or the file alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Binaries:
         self._counters = counters
         self._links = links
         self._max_open = max_open
-        self._known: LruCache[FileKey, Binary] = LruCache(MAX_FILES)
+        self._known: LruCache[_ShareKey, Binary] = LruCache(MAX_FILES)
         self._open: dict[Binary, _LastUse] = {}
         """The most recently used at the end."""
         self._copies = Copies()
@@ -169,9 +181,12 @@ class Binaries:
         """Close files that were not used lately, except deleted ones of living processes; and
         copies in any case, as they are made again when they are needed."""
         for binary, use in list(self._open.items()):
+            is_alive = use.process.is_alive
             if use.time_ns + IDLE_NS > now_ns:
-                break
-            if binary.is_copy or not use.process.is_alive or _has_name(binary.fd):
+                may_stay = is_alive or use.process.dead_ns + UNMOUNT_NS > now_ns
+                if binary.is_everybodys or binary.is_copy or may_stay:
+                    continue
+            if binary.is_copy or not is_alive or _has_name(binary.fd):
                 self._release(binary)
 
     def close(self) -> None:
@@ -184,6 +199,8 @@ class Binaries:
 
     def _find(self, process: TrackedProcess, mapping: Mapping) -> Binary:
         known = self._known.get(mapping.file)
+        if known is None:
+            known = self._known.get(_share_key(mapping.file, process))
         if known is not None and known.fd >= 0:
             return known
         copy = self._copies.find(process, mapping)
@@ -195,18 +212,20 @@ class Binaries:
             self._counters.files_unopened += not isinstance(mapping.binary, _Missed)
             return _Missed()
         key = _key_of(found)
-        known = None if key is None else self._known.get(key)
+        share = None if key is None else _share_key(key, process)
+        known = None if share is None else self._known.get(share)
         if known is not None and known.fd >= 0:
             os.close(found.fd)
             return known
         binary = known or Binary()
         binary.key = key
+        binary.is_everybodys = share == key
         if not self._hold(binary, found, _LastUse(process, time.monotonic_ns())):
             return _Missed()
         if found.is_copy:
             self._copies.share(binary, process, mapping)
-        if key is not None:
-            self._known.put(key, binary)
+        if share is not None:
+            self._known.put(share, binary)
         self._counters.files_evicted = self._known.evicted
         return binary
 
@@ -275,6 +294,14 @@ class Binaries:
 def _key_of(found: procfs.Opened) -> FileKey | None:
     """The key by which processes share an opened file while it is held open; None for a copy."""
     return None if found.is_copy else found.key
+
+
+def _share_key(key: FileKey, process: TrackedProcess) -> _ShareKey:
+    """By what other processes find a file that one maps."""
+    device = os.makedev(*key[:2])
+    if procfs.keeps_identity(device):
+        return key
+    return key, process.party, procfs.disk_number(device)
 
 
 def _has_name(fd: int) -> bool:

@@ -17,7 +17,8 @@ _indices = count(1)
 
 
 class FileIdentity(NamedTuple):
-    """One version of a file's content. A file that reuses the inode differs in `ctime_ns`."""
+    """One version of a file's content, where its device keeps identities (`procfs.devices`). A file
+    that reuses the inode differs in `ctime_ns`."""
 
     device: int
     inode: int
@@ -36,7 +37,7 @@ class Binary:
 
     __slots__ = (
         *("build_id", "fd", "identity", "index", "is_copy", "is_elf"),
-        *("key", "kind", "linked"),
+        *("is_everybodys", "key", "kind", "linked"),
     )
 
     def __init__(self, kind: str = "user") -> None:
@@ -49,6 +50,8 @@ class Binary:
         self.is_elf = False
         self.key: FileKey | None = None
         """Of the file itself; None where it is known for one mapping only."""
+        self.is_everybodys = True
+        """Whether all processes that map the file share it: no other file can have its identity."""
         self.is_copy = False
         """`fd` is a copy in memory: reads of the file itself could block. Its `identity` may also
         be that of another user's file, so nothing is looked up by it."""
@@ -62,6 +65,12 @@ class Binary:
     def holds_no_code(self) -> bool:
         """Whether the file was read and is no ELF file: just-in-time compilers map such files."""
         return self.identity.inode != 0 and not self.is_elf
+
+    @property
+    def distinct(self) -> int:
+        """By what its content is kept, beside the identity: 0 where that is enough, else `index`,
+        as a file of somebody else may have the same."""
+        return 0 if self.is_everybodys and not self.is_copy else self.index
 
     @property
     def path(self) -> str:

@@ -443,7 +443,9 @@ class Resolver:
         if is_open:
             may_build = not self.budget.is_over(process.party)
             with suppress(OSError), self.budget.charged(process.party):
-                names = self._symbols.elf_open(binary.fd, offsets, process.party, may_build)
+                names = self._symbols.elf_open(
+                    binary.fd, offsets, process.party, may_build, binary.distinct
+                )
         if names is None:
             return self._put_names_off(process, binary, locations)
         found = []

@@ -293,7 +293,7 @@ class CodeFiles:
 
 
 def key_of_file(binary: Binary) -> str:
-    """Its key in the table cache. A copy in memory has one without a device: its table is looked
-    for by content each time."""
-    own = (0, binary.index) if binary.is_copy else ()
+    """Its key in the table cache. A copy in memory, and a file whose identity another may have, has
+    one without a device: its table is looked for by content."""
+    own = (0, binary.distinct) if binary.distinct else ()
     return key_of(binary.build_id, (*own, *binary.identity))

@@ -12,10 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sonde import private_files
+from sonde import private_files, procfs
 from sonde.errors import SinkError
 from sonde.unwind.cache_folder import default_folder
-from sonde.unwind.table_index import boot_id, keeps_identity
+from sonde.unwind.table_index import boot_id
 
 NAME: Final = "plain.json"
 MAX_BYTES: Final = 8 << 20
@@ -43,7 +43,7 @@ class PlainIndex:
 
     def add(self, key: str, device: int, wanted: str) -> None:
         """Note that a file on a device defines none of what is wanted."""
-        if len(self._new) < MAX_ENTRIES and keeps_identity(device):
+        if len(self._new) < MAX_ENTRIES and procfs.keeps_identity(device):
             self._new[key] = wanted
 
     def write(self) -> None:

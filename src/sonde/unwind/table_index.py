@@ -5,7 +5,7 @@ it walks needed.
 Without it each run compares every file with its table again: a second of CPU for a program of a
 hundred libraries. A file is identified by device, inode, size, mtime and ctime (its key); ctime
 changes with the content, and nobody can set it. That holds until the next boot, and on devices that
-`keeps_identity`. Files on others are compared each time.
+`procfs.keeps_identity`. Files on others are compared each time.
 
 Pages are kept by the name of a table, which has a digest of its content. Without them the first
 walks of a run are cut, once for each page that they request.
@@ -14,14 +14,12 @@ walks of a run are cut, once for each page that they request.
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from sonde import private_files
+from sonde import private_files, procfs
 from sonde.errors import SinkError
 
 NAME: Final = "index.json"
@@ -32,41 +30,12 @@ MAX_PAGES: Final = 512
 """Of one table."""
 MAX_PAGED: Final = 1024
 """Tables whose pages are kept: those that were added last."""
-_BY_USERS: Final = frozenset((0, 7, 11, 43))
-"""Major numbers: none, loop, sr, nbd (Documentation/admin-guide/devices.txt)."""
-_IMAGES: Final = r"loop|sr\d|nbd"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
     """The kernel's name of this boot. Raises OSError."""
     return _BOOT.read_text("ascii").strip()
-
-
-def keeps_identity(device: int) -> bool:
-    """Whether root alone chooses what is on a device: then a file's identity is its content's.
-
-    Not without a major number: FUSE can report anything, and such numbers are used again. Not on
-    images and removable media, nor what is mapped to them: users have them mounted (udisks,
-    Apptainer), with any inode and times, one after another on the same device.
-    """
-    if os.major(device) in _BY_USERS:
-        return False
-    return _below_is_fixed(Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/slaves"), 8)
-
-
-def _below_is_fixed(below: Path, levels: int) -> bool:
-    try:
-        names = [path.name for path in below.iterdir()]
-    except FileNotFoundError:
-        return True  # a partition
-    except OSError:
-        return False
-    return levels > 0 and all(
-        not re.match(_IMAGES, name)
-        and _below_is_fixed(Path(f"/sys/class/block/{name}/slaves"), levels - 1)
-        for name in names
-    )
 
 
 class TableIndex:
@@ -102,8 +71,8 @@ class TableIndex:
         self._new_pages[name] = list(pages[:MAX_PAGES])
 
     def add(self, key: str, device: int, name: str) -> None:
-        """Keep the name of a file's table, where its device `keeps_identity`."""
-        if keeps_identity(device):
+        """Keep the name of a file's table, where its device keeps identities."""
+        if procfs.keeps_identity(device):
             self._new[key] = name
 
     def write(self) -> None:
