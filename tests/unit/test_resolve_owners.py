@@ -9,6 +9,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -120,6 +121,28 @@ def test_a_process_without_a_note_is_its_parents():
     owner = owners.of(child, lambda _: parent, now())
 
     assert (owner.container, owner.inner_pid) == (ID, 0)
+
+
+@pytest.mark.parametrize(("user", "shown"), [("root", ""), ("ada", "ada")])
+def test_a_child_of_root_that_is_gone_may_have_been_anybodys(tmp_path, user, shown):
+    """As setpriv, runuser and sshd start programs: only root can take another user's id."""
+    passwd = tmp_path / "passwd"
+    passwd.write_text("root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/home/ada:/bin/sh\n")
+    owners = OwnerResolver()
+    owners._users = UserNames(passwd)
+    parent = process()
+    parent.owner = Owner(user=user, cgroup="/a", inner_pid=3)
+    child = process(NOBODY + 1, NOBODY)
+    assert owners.of(child, lambda _: parent, now()) == Owner(user=shown, cgroup="/a")
+
+
+def test_whose_a_process_is_is_read_again_when_it_executes_a_program():
+    owners, one = OwnerResolver(), process(os.getpid(), dead=False)
+    first = owners.of(one, orphan, now())
+    one.owner = replace(first, user="another")
+    assert owners.of(one, orphan, now()).user == "another"
+    one.on_exec(now())
+    assert owners.of(one, orphan, now()) == first
 
 
 def test_a_pid_used_again_is_not_the_one_that_is_gone():

@@ -164,12 +164,15 @@ class OwnerResolver:
             self._shared.put(key, known)
         return Owner(*(*_SHARED_FIELDS(known), inner_pid))
 
-    @staticmethod
-    def _inherited(process: TrackedProcess, parent_of: Parents) -> Owner:
-        """The owner of the parent, without its inner pid: a child starts in the same groups."""
+    def _inherited(self, process: TrackedProcess, parent_of: Parents) -> Owner:
+        """The owner of the parent, without its inner pid: a child starts in the same groups. Also
+        without the user where that is root, who starts processes as any user."""
         parent = parent_of(process)
         owner = parent.owner if parent is not None else None
-        return Owner() if owner is None else replace(owner, inner_pid=0)
+        if owner is None:
+            return Owner()
+        user = "" if owner.user == self._users.name(0) else owner.user
+        return replace(owner, user=user, inner_pid=0)
 
     def _with_job(self, process: TrackedProcess, found: Owner, parent_of: Parents) -> Owner:
         """The owner with a job of Slurm, where that uses no control groups: the job step of the

@@ -208,6 +208,7 @@ class TrackedProcess:
         self.image = ProcessImage(self.pid, "exec")
         self._exe = ""
         self._party = None
+        self.owner_valid_until_ns = 0  # who started it may have taken another user's id before
         self.perf_map = self.generated_code = None
         self.threads = self.given_names = None
         self.may_have_threads = False
