@@ -17,6 +17,7 @@ import pytest
 from sonde import procfs
 from sonde.resolve import Resolver
 from sonde.resolve.binary import FileIdentity
+from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind.code_files import key_of_file
 from symbol_programs import Talking, build
@@ -31,6 +32,7 @@ pytestmark = [
 
 ONE, OTHER = 12_345, 12_346
 """Two users."""
+BUILD_ID = "ab" * 20
 NAMES = (b"hidden_work", b"forged_work")
 
 
@@ -100,7 +102,7 @@ def images(folder: Path) -> tuple[Path, Path]:
     """They differ in a name within the program alone, which no time shows."""
     content = folder / "content"
     content.mkdir(mode=0o755)
-    build("named.c", content / "program", "-static")
+    build("named.c", content / "program", "-static", f"-Wl,--build-id=0x{BUILD_ID}")
     first, second = folder / "first.img", folder / "second.img"
     with first.open("wb") as file:
         file.truncate(8 << 20)
@@ -192,3 +194,20 @@ def test_a_medium_can_be_unmounted_soon_after_its_programs_have_ended(
         assert resolver.usage()["files_open"] == 1  # its last samples are to come
         resolver.tick(process.dead_ns + 4 * 10**9)
         assert resolver.usage()["files_open"] == 0
+
+
+def test_who_owns_a_file_of_an_image_is_for_its_maker_to_choose(folder: Path, loop: Loop) -> None:
+    """Root does, by the image: it takes no other file's place, where source lines are read from."""
+    honest = build("named.c", folder / "honest", "-O2", f"-Wl,--build-id=0x{BUILD_ID}")
+    os.chown(honest, ONE, ONE)
+    links = BuildIdLinks(folder / "links")
+    with loop.mounted() as program:
+        assert program.stat().st_uid == 0
+        links.record(BUILD_ID, str(honest), honest.stat())
+        assert links.find(BUILD_ID) == honest
+        links.record(BUILD_ID, str(program), program.stat())
+        assert links.find(BUILD_ID) is None
+        os.chown(honest, 0, 0)
+        for path in (honest, program):
+            links.record(BUILD_ID, str(path), path.stat())
+            assert links.find(BUILD_ID) == honest

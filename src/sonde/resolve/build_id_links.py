@@ -30,6 +30,9 @@ MAX_COMPARED: Final = 64 << 20
 """Bytes of two users' files that claim one build id, compared with one another."""
 FOLDER_MODE: Final = 0o711
 """A user who knows a build id, from their capture, finds its file; only root can list them."""
+_ANYBODY: Final = 65_534
+"""Stands for the owner of a file on an image or a removable medium (the user id of nobody): who
+made that chose the owners of its files."""
 _BUILD_ID: Final = re.compile(r"[0-9a-f]{8,64}\Z")
 _DISPUTED: Final = "/dev/null"
 """Target of a link where different files of two users claim one build id: root's, and no file. The
@@ -84,7 +87,7 @@ class BuildIdLinks:
         with suppress(OSError, ValueError):
             # Another user may control where the path leads here.
             if procfs.identity_of(path, pid)[:2] == (opened.st_dev, opened.st_ino):
-                self._link(build_id, path, opened.st_uid, pid)
+                self._link(build_id, path, _owner_of(opened.st_dev, opened.st_uid), pid)
 
     def _link(self, build_id: str, path: str, owner: int, pid: int | None) -> None:
         """Any user can make a file with any build id: so a user's file never replaces root's, and
@@ -100,11 +103,12 @@ class BuildIdLinks:
         if known == path:
             return
         try:
-            known_owner = procfs.identity_of(known, pid)[2]
+            device, _, uid = procfs.identity_of(known, pid)
         except OSError:  # gone
             self._make(build_id, path, owner)
             return
-        if owner in (0, known_owner):
+        known_owner = _owner_of(device, uid)
+        if owner == 0 or owner == known_owner != _ANYBODY:
             self._make(build_id, path, owner)
         elif known_owner != 0 and not self._are_alike(known, path, owner):
             self._make(build_id + _SECOND, path, owner)
@@ -202,6 +206,12 @@ class BuildIdLinks:
             _, oldest = max(links.values(), key=len).pop()
             with suppress(FileNotFoundError):
                 os.unlink(oldest)  # noqa: PTH108 (Path interns the name)
+
+
+def _owner_of(device: int, uid: int) -> int:
+    """Whose a file is that lies on a device and has this user id."""
+    is_users = os.major(device) and not procfs.keeps_identity(device)
+    return _ANYBODY if is_users else uid
 
 
 def _build_id_of(path: str) -> str:
