@@ -212,6 +212,32 @@ def test_a_worker_whose_queue_an_idle_thread_fills_is_idle(writer, verdicts):
     assert worker.bounds[0].key == Bound.HOST
 
 
+def test_what_a_thread_waits_for_within_a_request_is_not_idle(writer, verdicts):
+    """Handlers of one program pass connections to a database on among themselves."""
+    key = process(writer, 43)
+    request = writer.stack(ONE, READINTO, RECV)
+    borrow = writer.stack(HANDLE, GET, SEM_WAIT)
+    for tid, other in ((FIRST, 43), (43, FIRST)):
+        on_cpu(writer, key, 0.3, ONE, HANDLE, APPEND, EVAL, tid=tid)
+        writer.wait(key, tid, "socket", 2.6, count=90, stack=request)
+        writer.wait(key, tid, "futex", 2.0, count=90, waker=(42, other), stack=borrow)
+    found = verdicts()
+
+    assert found
+    for one in found:
+        assert shares(one)[Cause.IDLE] == pytest.approx(0.52, abs=0.01)
+        assert one.causes[1].share == pytest.approx(0.4, abs=0.01)
+
+
+def test_a_caller_is_named_where_it_is_the_one_in_all_threads(writer, explained):
+    """Threads of one kind ask for most of the time what others ask for, too."""
+    key = process(writer, 43)
+    on_cpu(writer, key, 3.0, KEEP, COMPACT, EVAL)
+    assert "Journal.compact orders.py:30 ← housekeeping" in render_of(explained())
+    on_cpu(writer, key, 0.2, HANDLE, COMPACT, EVAL, tid=43)
+    assert "Journal.compact orders.py:30 ←" not in render_of(explained())
+
+
 # ---- a process of a file ----
 
 

@@ -203,7 +203,11 @@ def _without_device(
     verdicts = []
     waiting = _idle_threads(by_track, window)
     for tracks in deciding_threads(timeline, by_track, window):
-        totals = [_on_host(one, waiting) for track in tracks for one in by_track[track]]
+        totals = []
+        for track in tracks:
+            takes_requests = any(one.serves for one in by_track[track])
+            handed_by = () if takes_requests else waiting
+            totals += [_on_host(one, handed_by) for one in by_track[track]]
         verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
         verdicts.append(without_device(verdict, len(tracks)))
     return verdicts
@@ -217,12 +221,13 @@ def _idle_threads(by_track: Mapping[int, Iterable[Total]], window: int) -> set[i
     return {track for track, ns in idle.items() if ns >= IDLE * window}
 
 
-def _on_host(one: Total, idle: Container[int]) -> Total:
+def _on_host(one: Total, handed_by: Container[int]) -> Total:
     """A total of a program that calls no device: a framework's dispatch launches nothing there, and
-    a wait for the next request or task is idle. So is one for a thread of `idle`, which hands its
-    requests over by a queue."""
+    a wait for the next request or task is idle. So is one for a thread of `handed_by`: idle threads
+    that hand requests over by a queue. A thread that takes requests itself has none: what it waits
+    for in between, it waits for to answer one."""
     if one.kind == TotalKind.BLOCKED:
-        from_idle = one.wait_detail == WaitDetail.QUEUE and one.waker_track in idle
+        from_idle = one.wait_detail == WaitDetail.QUEUE and one.waker_track in handed_by
         is_idle = one.serves or (from_idle and 2 * one.waker_ns >= one.ns)
         return replace(one, wait_detail=WaitDetail.IDLE) if is_idle else one
     launches = one.kind == TotalKind.SAMPLED and one.name in _LAUNCHES

@@ -12,19 +12,36 @@ from sonde.query.columns import Frames, int64_column
 
 
 def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
-    """By location: the one that called it for more than half of its time; no entry without one."""
+    """By location: the one that called it for more than half of its time; no entry without one, or
+    where another one did in some thread: what is shared says nothing of a thread."""
     roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
-    # One number for each pair: a capture may have millions of rows.
+    # One number for each pair, and each thread: a capture may have millions of rows.
     base = len(roles.locations) + 1
     pairs = (roles.location[row].astype(np.int64) + 1) * base + roles.caller[row] + 1
-    different, inverse = np.unique(pairs, return_inverse=True)
-    times = np.bincount(inverse, int64_column(sample, "weight_ns"), len(different))
-    by_caller: dict[int, dict[int, float]] = defaultdict(dict)
-    for pair, ns in zip(different.tolist(), times.tolist(), strict=True):
-        by_caller[pair // base - 1][pair % base - 1] = ns
+    different, pair = np.unique(pairs, return_inverse=True)
+    _, thread = np.unique(int64_column(sample, "tid"), return_inverse=True)
+    in_threads, inverse = np.unique(thread * len(different) + pair, return_inverse=True)
+    weights = np.bincount(inverse, int64_column(sample, "weight_ns"), len(in_threads))
+    times: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    by_thread: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for number, ns in zip(in_threads.tolist(), weights.tolist(), strict=True):
+        of_thread, which = divmod(number, len(different))
+        location, caller = divmod(int(different[which]), base)
+        times[location - 1][caller - 1] += ns
+        by_thread[of_thread, location - 1][caller - 1] = ns
+    mains: dict[int, set[int]] = defaultdict(set)
+    for (_, location), callers in by_thread.items():
+        if (main := _main(callers)) is not None:
+            mains[location].add(main)
     found = {}
-    for location, callers in by_caller.items():
-        main = max(callers, key=lambda one: callers[one])
-        if location >= 0 and main >= 0 and 2 * callers[main] > sum(callers.values()):
+    for location, callers in times.items():
+        main = _main(callers)
+        if location >= 0 and main is not None and main >= 0 and mains[location] == {main}:
             found[roles.locations[location]] = roles.locations[main]
     return found
+
+
+def _main(callers: dict[int, float]) -> int | None:
+    """The caller for more than half of the time; None without one."""
+    main = max(callers, key=lambda one: callers[one])
+    return main if 2 * callers[main] > sum(callers.values()) else None
