@@ -13,7 +13,7 @@ from sonde.query.columns import Frames, int64_column
 
 def callers_of(frames: Frames, sample: pa.Table) -> dict[str, str]:
     """By location: the one that called it for more than half of its time; no entry without one, or
-    where another one did in some thread: what is shared says nothing of a thread."""
+    where another one did in some thread: an answer for all threads would be wrong for some."""
     roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
     # One number for each pair, and each thread: a capture may have millions of rows.
     base = len(roles.locations) + 1
