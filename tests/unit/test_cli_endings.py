@@ -45,7 +45,8 @@ def row(name: str, line: str, code: int, words: str = "", marks: object = ()) ->
 TABLE = [
     # -- wrong use
     row("no command", "sonde", 2, "usage: sonde"),
-    row("unknown command", "sonde rekord", 2, "invalid choice"),
+    row("unknown command", "sonde xyz", 2, "invalid choice"),
+    row("a slip in a command", "sonde rekord", 2, "do you mean record?"),
     row("unknown option", "sonde report run.sonde --colour", 2, "unrecognized arguments: --colour"),
     row("unknown format", "sonde report run.sonde --format gif", 2, "invalid choice: 'gif'"),
     row("no file named", "sonde report", 2, "FILE"),
@@ -66,6 +67,7 @@ TABLE = [
     row("an empty pipe", "true | sonde report -; END 1", 1, "is empty"),
     # -- where output cannot go
     row("a full disk", "sonde report run.sonde --format json > /dev/full", 1, "No space left"),
+    row("a full disk for a verdict", "sonde explain run.sonde > /dev/full", 1, "No space left"),
     row("no such folder", "sonde report run.sonde --format html -o gone/x.html", 1, "gone/x.html"),
     row("over its own input", "sonde report run.sonde -o run.sonde", 2, "is the capture itself"),
     # -- pipes

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from sonde import __version__
@@ -144,6 +146,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return ABORTED_BY_SIGINT
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return _report_bug(error)
+        where = error.filename or "standard output or a temporary file"
+        print_error(SondeError(f"cannot write {where}: {error.strerror}", "free some space"))
+        with suppress(OSError, ValueError):  # else the interpreter tries once more, and reports it
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return SondeError.exit_code
     except Exception as error:
         if isinstance(error, ImportError) and (missing := _missing(error)) is not None:
             print_error(missing)
@@ -176,6 +186,11 @@ def _dispatch(argv: Sequence[str] | None) -> int:
         parser = build_command_parser(given[0])
     else:
         parser = build_parser()
+        if given and not given[0].startswith("-"):
+            import difflib  # rarely needed
+
+            if near := difflib.get_close_matches(given[0], COMMANDS, 1):
+                parser.error(f"invalid choice: {given[0]!r}: do you mean {near[0]}?")
     args = parser.parse_args(given)
     args.names_command = "--" in given
     if args.command is None:

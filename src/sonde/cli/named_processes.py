@@ -84,7 +84,7 @@ def several(name: str, shown: Sequence[tuple[int, str]], count: int) -> UsageErr
     more = f", and {count - len(shown):,} more" if count > len(shown) else ""
     return UsageError(
         f"{count:,} processes are called {one_line(name)}: {listed}{more}",
-        f"Choose by number: {shown[0][0]}",
+        f"Choose one by its number: {shown[0][0]}, for example",
     )
 
 
