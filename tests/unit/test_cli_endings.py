@@ -74,6 +74,7 @@ TABLE = [
     row("a reader that goes", "sonde report run.sonde --format json | head -n1; END 0", 0, "{"),
     row("a help that is cut", "sonde record --help | head -n1; END 0", 0, "usage"),
     row("through pipes", "cat run.sonde | sonde report - --format folded | wc -l; END 1", 0, ""),
+    row("a part", "sonde report run.sonde --pid 4211 --format summary", 0, "run.sonde --pid 4211"),
     # -- the program's own ending
     row("its exit code", "sonde record -qf -o a.sonde -- sh -c 'exit 7'", 7, marks=NEEDS_BPF),
     row("its signal", "sonde record -qf -o b.sonde -- sh -c 'kill $$'", 143, marks=NEEDS_BPF),

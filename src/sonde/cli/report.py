@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import shlex
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -257,6 +258,8 @@ def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     if args.pid or args.from_s is not None or args.to_s is not None:
         missing = "this is a part of the capture"
         capture = _read(args.file, _UNUSED_TABLES)
+        if command:
+            command += "".join(f" --pid {shlex.quote(str(one))}" for one in args.pid or ())
     else:
         capture = read_for_verdict(args.file, _read)
         if (threads := capture.tables["thread"].num_rows) > MANY_THREADS:
