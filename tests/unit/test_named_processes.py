@@ -87,10 +87,12 @@ def test_what_is_neither_a_number_nor_a_name_is_refused(text: str) -> None:
 def test_names_in_a_record() -> None:
     known = {11: "python3", 12: "nginx", 13: "nginx"}
 
-    assert pids_in_record(["python3", 12, 12], known, "a.sonde") == (11, 12)
+    assert pids_in_record(["python3", 12, 12], known, "a.sonde", {15: 12}) == (11, 12)
     with pytest.raises(UsageError, match=r"2 processes are called nginx: 12 \(nginx\), 13"):
-        pids_in_record(["nginx"], known, "a.sonde")
+        pids_in_record(["nginx"], known, "a.sonde", {15: 12})
     with pytest.raises(UsageError, match=r"a\.sonde saw no process 14"):
-        pids_in_record([14], known, "a.sonde")
+        pids_in_record([14], known, "a.sonde", {15: 12})
+    with pytest.raises(UsageError, match=r"15 is a thread of process 12"):
+        pids_in_record([15], known, "a.sonde", {15: 12})
     with pytest.raises(UsageError, match=r"a\.sonde saw no process called redis"):
-        pids_in_record(["redis"], known, "a.sonde")
+        pids_in_record(["redis"], known, "a.sonde", {15: 12})

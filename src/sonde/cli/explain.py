@@ -107,7 +107,8 @@ def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeli
         return timeline
     known = {one.pid: one.process or one.name for one in reversed(timeline.tracks) if one.pid}
     known |= {one.pid: one.name for one in timeline.tracks if one.pid == one.number and one.name}
-    pids = set(pids_in_record(named, known, path))
+    threads = {one.number: one.pid for one in timeline.tracks}
+    pids = set(pids_in_record(named, known, path, threads))
     for pid in known:
         parents = list(islice(timeline.ancestors(pid), MAX_PARENTS))
         if not pids.isdisjoint(parents):

@@ -111,13 +111,15 @@ def _roots(pids: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
 
 
 def pids_in_record(
-    named: Sequence[int | str], processes: Mapping[int, str], path: str
+    named: Sequence[int | str], processes: Mapping[int, str], path: str, threads: Mapping[int, int]
 ) -> tuple[int, ...]:
-    """The pids of what was named, of the processes of a record: their names by pid. Raises
-    UsageError for what is not among them, and for a name of several."""
+    """The pids of what was named, of the processes of a record: their names by pid. `threads`: pids
+    by thread. Raises UsageError for what is not among them, and for a name of several."""
     found: list[int] = []
     for one in named:
         pids = [pid for pid, name in processes.items() if one in (pid, name)]
+        if not pids and isinstance(one, int) and (pid := threads.get(one)) in processes:
+            raise UsageError(f"{one} is a thread of process {pid}", f"Name the process: {pid}")
         if not pids:
             what = f"process {one}" if isinstance(one, int) else f"process called {one_line(one)}"
             raise UsageError(

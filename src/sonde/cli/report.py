@@ -341,7 +341,8 @@ def _where(args: argparse.Namespace, session: Session) -> Where:
     from sonde.query.queries import Where
 
     known = {one.pid: one.name for one in session.processes} if args.pid else {}
-    pids = pids_in_record(args.pid, known, str(args.file))
+    threads = {one.tid: one.process.pid for one in session.threads} if args.pid else {}
+    pids = pids_in_record(args.pid, known, str(args.file), threads)
     info = session.info
     start_ns = None if args.from_s is None else info.start_ns + round(args.from_s * 1e9)
     end_ns = None if args.to_s is None else info.start_ns + round(args.to_s * 1e9)
