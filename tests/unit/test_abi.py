@@ -90,7 +90,9 @@ def test_collectors_expect_the_fields_that_programs_write(collector, key, value)
     ],
 )
 def test_the_compiled_programs_have_them_too(name, rows, collector):
-    assert _native.Bpf(name, {}).fields(rows) == list(collector.FIELDS)
+    # Some kernels refuse the iterator that counts connections.
+    loaded = _native.Bpf(name, {}, {}, ("on_recount",) if collector is flows else ())
+    assert loaded.fields(rows) == list(collector.FIELDS)
 
 
 def test_samples_of_traced_requests_have_the_fields_that_programs_write():
