@@ -152,6 +152,14 @@ def run_forked(work: Callable[[], object], timeout_s: float) -> int | None:
         os.close(pidfd)
 
 
+def is_readable(fd: int, seconds: float) -> bool:
+    """Whether there is something to read, or an end, within this time. By poll(): select() refuses
+    numbers from 1,024 on, which a process with many open files has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
+
+
 def _leave_after(work: Callable[[], object]) -> NoReturn:
     """In the copy: do the work and exit, without returning to the caller."""
     number = errno.EIO

@@ -9,6 +9,7 @@ from sonde.model.code import NO_STACK
 from sonde.model.profile import ProfileKind
 from sonde.query import queries
 from sonde.query.capture import read
+from sonde.query.memory import memory
 from sonde.query.queries import Where
 from sonde.query.session import Session
 from sonde.query.validation import MAX_NUMBER
@@ -263,6 +264,23 @@ def test_sizes_that_no_call_means_leave_the_answer_readable(ask):
         writer.calls(process, 7, "clCreateBuffer", count=1, seconds=1, op="alloc", moved=2**61)
     (call,) = queries.device_calls(ask(writer))
     assert (call.calls, call.bytes_total) == (8, MAX_NUMBER)
+
+
+def test_bytes_that_no_program_moves_leave_the_answers_readable(ask):
+    """Copies that a program claims, and munmap() where nothing is mapped."""
+    w = Writer(seconds=200)
+    who = {**w.process(70, "program"), "tid": 70}
+    copy = {**who, "kind": "kernel", "name": "(copy h2d)", "stack_id": 0, "weight_count": 1.0}
+    call = {**who, "kind": "unmapped", "name": "anonymous", "op": "", "count": 1}
+    for second in range(200):
+        time_ns = START_NS + second * SECOND_NS
+        sample = {"time_ns": time_ns, "weight_ns": 1000.0, "weight_bytes": 9.9e16}
+        w.rows["sample"].append({**copy, **sample})
+        w.rows["activity"].append({**call, "time_ns": time_ns, "bytes": MAX_NUMBER})
+    session = ask(w)
+    assert queries.profile(session, ProfileKind.GPU_TIME).total_bytes == pytest.approx(MAX_NUMBER)
+    (use,) = memory(session)
+    assert use.unmapped_bytes == MAX_NUMBER
 
 
 def test_device_calls_come_longest_first(session):

@@ -5,8 +5,10 @@ wished for in the environment; and nothing else in the product starts programs."
 from __future__ import annotations
 
 import ast
+import fcntl
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -222,3 +224,18 @@ def test_python_m_sonde_imports_nothing_more_from_the_working_directory(hostile)
 
     assert done.returncode == 0, done.stderr
     assert hostile.forget() == []
+
+
+def test_what_is_readable_is_known_for_numbers_that_select_refuses() -> None:
+    reader, writer = os.pipe()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2_000), hard))
+    high = fcntl.fcntl(reader, fcntl.F_DUPFD, 1_500)
+    try:
+        assert not interpreter.is_readable(high, 0)
+        os.write(writer, b"x")
+        assert interpreter.is_readable(high, 5)
+    finally:
+        for fd in (reader, writer, high):
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -224,3 +224,35 @@ def test_a_file_that_changes_all_the_time_takes_bounded_memory(tmp_path: Path) -
         process.kill()
     assert cut == "True"
     assert int(peak_mb) < 150
+
+
+def test_looks_go_on_for_weeks_and_after_one_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Slots, "_report", lambda self, followed: None)
+    program = Program(os.geteuid())
+    follower = Slots((sys.executable, "-c", CHILD, str(tmp_path / "log")))
+
+    def until(is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 20
+        while not is_so():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    try:
+        stat = procfs.read_stat(program.process.pid)
+        assert stat is not None
+        follower.follow(program.process.pid, stat.start_ns, program.fd)
+        (followed,) = follower._followed.values()
+        until(lambda: followed.looks == 1)
+        followed.looks, followed.next_look_s = 1_024, 0.0
+        until(lambda: followed.looks == 1_025)
+        assert not follower.failed
+        monkeypatch.setattr(follower, "_ask", lambda *_: {"slots": [], "cut": 0})  # what it lacks
+        followed.next_look_s = 0.0
+        until(lambda: follower.failed == 1)
+        assert follower._thread is not None
+        assert follower._thread.is_alive()
+    finally:
+        follower.close()
+        program.close()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import select
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -73,7 +72,7 @@ def _lines(fd: int, count: int, until_s: float) -> Iterable[bytes]:
     kept = b""
     while count > 0:
         left_s = until_s - time.monotonic()
-        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+        if left_s <= 0 or not interpreter.is_readable(fd, left_s):
             return
         block = os.read(fd, BLOCK_BYTES)
         kept += block

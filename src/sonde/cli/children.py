@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import subprocess
 import sys
 import time
@@ -108,7 +107,7 @@ def first_line(child: Child, seconds: float, stop: Callable[[], bool]) -> str:
     until_s = time.monotonic() + seconds
     found = b""
     while time.monotonic() < until_s and not stop():
-        if select.select([out], [], [], 0.1)[0]:
+        if interpreter.is_readable(out.fileno(), 0.1):
             part = os.read(out.fileno(), 4_096)
             found += part
             if not part:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import struct
 import subprocess
 import threading
@@ -39,6 +38,8 @@ SLOW_TURN_S: Final = 0.5
 FIRST_PAUSE_S: Final = 0.125
 LONGEST_PAUSE_S: Final = 60.0
 """Between looks: twice as long each time."""
+_MOST_DOUBLED: Final = 16
+"""Times; an unchanged program is looked at once a minute for weeks."""
 CREDIT_S: Final = 4.0
 """CPU time of looks at a process that new modules may cause at once; more of it comes at SHARE."""
 LATE_S: Final = 2.0
@@ -170,8 +171,7 @@ class Slots:
                     if addresses := self._serve(followed):
                         due.append((followed, addresses))
             if due:
-                with suppress(OSError):
-                    self._look(*self._next(due))
+                self._take_turn(*self._next(due))
             if len(due) > 1:
                 continue  # whose turn it is may be another's by now
             if self._process and time.monotonic() - self._used_s > IDLE_S:
@@ -180,6 +180,14 @@ class Slots:
             is_idle = not self._followed and self._process is None
             self._wake.wait(None if is_idle else TURN_S if fresh else SLOW_TURN_S)
         self._end_child()
+
+    def _take_turn(self, followed: _Followed, addresses: list[int]) -> None:
+        """One look. Whatever goes wrong with it, those at others go on."""
+        try:
+            self._look(followed, addresses)
+        except Exception as error:
+            self.failed += not isinstance(error, OSError)  # else the process has ended
+            followed.next_look_s = time.monotonic() + LONGEST_PAUSE_S
 
     def _next(self, due: list[tuple[_Followed, list[int]]]) -> tuple[_Followed, list[int]]:
         """Whose turn it is: of the party whose looks took least lately, who waits longest. Nobody
@@ -246,7 +254,7 @@ class Slots:
         alive = {it.party for it in list(self._followed.values())}
         self._took = {party: took for party, took in self._took.items() if party in alive}
         self._took[followed.party] = took_s, ended_s
-        pause_s = min(FIRST_PAUSE_S * 2**followed.looks, LONGEST_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(followed.looks, _MOST_DOUBLED), LONGEST_PAUSE_S)
         followed.looks += 1
         if "slots" not in answer:
             self.failed += procfs.read_stat(followed.pid) is not None
@@ -311,7 +319,7 @@ class Slots:
             left_s = deadline_s - time.monotonic()
             if self._ending or left_s <= 0 or len(raw) > MAX_ANSWER_BYTES:
                 raise TimeoutError
-            if select.select([fd], [], [], min(left_s, 0.25))[0]:
+            if interpreter.is_readable(fd, min(left_s, 0.25)):
                 more = os.read(fd, 1 << 16)
                 if not more:
                     raise EOFError

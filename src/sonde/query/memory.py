@@ -16,6 +16,7 @@ from sonde.model.code import NO_STACK, Frame, Stacks
 from sonde.query.own_frames import RUNTIME_LIBRARIES
 from sonde.query.queries import EVERYTHING, Where
 from sonde.query.session import Session
+from sonde.query.validation import MAX_NUMBER
 
 WINDOWS = 10
 """Equal parts of the time in which a process has rows; fewer where those are of fewer ticks."""
@@ -30,11 +31,13 @@ FRAMES_SHOWN = 4
 
 
 def memory(session: Session, where: Where = EVERYTHING) -> list[MemoryUse]:
-    """What each process mapped, unmapped and page-faulted, most page-faulted bytes first."""
+    """What each process mapped, unmapped and page-faulted, most page-faulted bytes first. A program
+    may ask for any number of bytes: sums end at MAX_NUMBER."""
     clause, parameters = where.sql("kind IN ('mapped', 'unmapped', 'faulted')")
 
     def total(condition: str, column: str = "bytes") -> str:
-        return f"CAST(sum(CASE WHEN {condition} THEN {column} ELSE 0 END) AS BIGINT)"
+        whole = f"sum(CASE WHEN {condition} THEN {column} ELSE 0 END)"
+        return f"CAST(least({whole}, {MAX_NUMBER}) AS BIGINT)"
 
     sums = (
         total("kind = 'mapped' AND name <> 'reserved'"),

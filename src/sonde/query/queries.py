@@ -162,7 +162,8 @@ def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> P
     """Weighted stacks of one kind, heaviest first.
 
     Held memory is what a stack mapped less what was unmapped of that, where at least a byte
-    remains. Mappings without access rights only reserve addresses and do not count.
+    remains. Mappings without access rights only reserve addresses and do not count. A program may
+    claim any number of bytes: sums end at MAX_NUMBER.
     """
     kinds = [kind.column_value]
     clause, parameters = where.sql("kind = ?")
@@ -174,7 +175,7 @@ def profile(session: Session, kind: ProfileKind, where: Where = EVERYTHING) -> P
         "SELECT thread, stack, name,"
         f" CAST(round(sum({sign} * weight_count)) AS BIGINT) AS n,"
         " CAST(round(sum(weight_ns)) AS BIGINT) AS ns,"
-        f" CAST(round(sum({sign} * weight_bytes)) AS BIGINT) AS bytes "
+        f" CAST(least(round(sum({sign} * weight_bytes)), {MAX_NUMBER}) AS BIGINT) AS bytes "
         f"FROM sample {clause} GROUP BY thread, stack, name"
         f"{f' HAVING sum({sign} * weight_bytes) >= 1' if kind == ProfileKind.MEMORY_HELD else ''}"
         f" ORDER BY {'bytes' if kind.is_memory else 'ns'} DESC, thread, stack, name",

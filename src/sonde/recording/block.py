@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import resource
-import select
 import signal
 import subprocess
 import tempfile
@@ -113,7 +112,7 @@ class Block:
         printed = b""
         while b"sonde: recording" not in printed:
             left_s = max(0.0, deadline_s - time.monotonic())
-            if not select.select([self._recorder.stderr], [], [], left_s)[0]:
+            if not interpreter.is_readable(self._recorder.stderr.fileno(), left_s):
                 raise HostError(
                     f"the recorder was not ready after {READY_S:g} s", "look with `sonde doctor`"
                 )
