@@ -52,12 +52,14 @@ compared, and a process that keeps a lock of its memory keeps probes from being 
 """
 
 RINGS = "device time"
-"""Of tests that read the memory of the library in a process: only one reader may at a time."""
+"""Of tests that read the memory of the library in a process: only one reader may at a time, and an
+agent of another test, which watches the whole machine, would be one."""
 GROUPS = dict.fromkeys(
     (
         *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
         *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
         *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
+        *("test_trace", "test_trace_endings"),
         *("test_prometheus", "test_record_without_root"),  # by recorders of the whole machine
     ),
     RINGS,
@@ -88,7 +90,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         stem, folder = item.path.stem, item.path.parent.name
         observes = folder in OBSERVE_THE_MACHINE or stem in GROUPS
-        if folder in ("kernel", "gpu") and stem not in BESIDE:
+        reads_rings = GROUPS.get(stem) == RINGS
+        if (folder in ("kernel", "gpu") and stem not in BESIDE) or reads_rings:
             item.add_marker(pytest.mark.machine)
         if can_rerun and (
             observes or item.get_closest_marker("machine") or depends_on_time(item.path)
