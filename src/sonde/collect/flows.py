@@ -12,7 +12,7 @@ from typing import NamedTuple
 from sonde.collect.attached import Scanning
 from sonde.collect.collector import Batch
 from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
-from sonde.errors import HostError
+from sonde.errors import PermissionDenied
 from sonde.procfs import START_UNIT_NS
 
 
@@ -77,7 +77,7 @@ class FlowCollector(Scanning):
         self._scans_recount = False
         try:
             bpf = kernel.load(self.bpf_object())
-        except HostError:
+        except PermissionDenied:
             # Some kernels refuse iterators over the elements of a map (EPERM), root's, too.
             bpf = kernel.load(self.bpf_object(scans_recount=True))
             self._scans_recount = True
