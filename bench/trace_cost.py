@@ -2,7 +2,8 @@
 """Traces of running PyTorch loops: are they true, what do they cost, what do they leave behind?
 
     python -m bench.trace_cost [--modes eager,graph,decode,train] [--repeats 20] [--seconds 1]
-                           [--fresh 15] [--command eager,graph,decode,train] [--out FILE]
+                           [--fresh 15] [--command eager,graph,decode,train] [--prices 0]
+                           [--out FILE]
 
 For each loop: steps a second before, attached, in the first trace, after it, and after many;
 kernels, copies and sets a step by a trace and by torch.profiler right after, in the same process;
@@ -27,7 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from sonde.analyze.trace_price import Slowdown
 from sonde.attach import cupti_builds, remote
+from sonde.cli import trace_price
 from sonde.collect import tracing
 from sonde.collect.inject_memory import InjectMemory
 from sonde.errors import SondeError
@@ -146,13 +149,25 @@ def take(tracer: tracing.Tracer, seconds: float) -> tuple[DeviceTrace, dict[str,
     return device_trace.read(raw, tracer.pid, offset), dict(raw.head)
 
 
-def stated(tracer: tracing.Tracer) -> dict[str, float]:
-    """The price as `sonde trace` states it, %."""
+def stated(tracer: tracing.Tracer) -> dict[str, Any]:
+    """The price as `sonde trace` states it, %: at most, by its table, and by its trial."""
     build = cupti_builds.require(tracer.pid)
     rates = tracer.rates()
-    during, after = (100 * price.share(*rates) for price in (build.during, build.after))
-    return {"launches": round(rates[0]), "replays": round(rates[1]),
-            "during": round(during, 2), "after": round(after, 2)}  # fmt: skip
+    during, after = (
+        100 * price.share(rates.launches, rates.replays) for price in (build.during, build.after)
+    )
+    price = trace_price.measured(tracer, rates, tracer.take)
+    return {
+        "launches": round(rates.launches, 1),
+        "replays": round(rates.replays, 1),
+        "during": round(during, 2),
+        "after": round(after, 2),
+        "trial": {"during": _percents(price.during), "after": _percents(price.after)},
+    }
+
+
+def _percents(one: Slowdown | None) -> list[float] | None:
+    return None if one is None else [round(100 * one.share, 2), round(100 * one.half_width, 2)]
 
 
 def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -167,8 +182,8 @@ def trial(mode: str, args: argparse.Namespace) -> dict[str, Any]:
             with tracing.Tracer(loop.process.pid, memory) as tracer:
                 tracer.prepare()
                 row["prepared_s"] = round(time.monotonic() - began, 2)
-                row["stated"] = stated(tracer)
                 row["attached"] = [loop.rate(args.rate_s) for _ in range(2)]
+                row["stated"] = stated(tracer)
                 trace, head = take(tracer, args.seconds)
                 row["trace"] = counts(loop, trace) | {"head": head}
                 row["after_one"] = [loop.rate(args.rate_s) for _ in range(2)]
@@ -237,10 +252,11 @@ def compare(row: dict[str, Any], loop: Loop) -> None:
         twin.process.wait(20)
 
 
-def slower(row: dict[str, Any]) -> dict[str, float]:
-    """How much slower it was, %: in the first trace, after it, and after all; and as stated."""
+def slower(row: dict[str, Any]) -> dict[str, Any]:
+    """How much slower it was, %: in the first trace, after it, and after all; and as
+    stated, at most and by the trial."""
     attached = median(row["attached"])
-    found = {f"stated_{name}": row["stated"][name] for name in ("during", "after")}
+    found = {f"stated_{name}": row["stated"][name] for name in ("during", "after", "trial")}
     for name, rates in (("in the trace", [row["trace"]["rate"]]), ("after one", row["after_one"]),
                         ("after all", row["after_all"])):  # fmt: skip
         found[name] = round(100 * (attached / median(rates) - 1), 2)
@@ -278,6 +294,28 @@ def fresh(args: argparse.Namespace) -> dict[str, Any]:
         for loop in loops:
             loop.process.kill()
     return found
+
+
+def priced(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """A process of its sort, traced once: by how much slower, %, and as stated before."""
+    loop = Loop(mode)
+    try:
+        pid = loop.process.pid
+        with memory_of(pid) as memory, tracing.Tracer(pid, memory) as tracer:
+            tracer.prepare()
+            row: dict[str, Any] = {
+                "mode": mode,
+                "attached": [loop.rate(args.rate_s) for _ in range(2)],
+                "stated": stated(tracer),
+                "after_trial": [loop.rate(args.rate_s)],
+            }
+            row["trace"] = {"rate": counts(loop, take(tracer, args.seconds)[0])["rate"]}
+            row["after_one"] = [loop.rate(args.rate_s) for _ in range(2)]
+            row["after_all"] = row["after_one"]
+        return row | {"slower": slower(row)}
+    finally:
+        loop.process.kill()
+        loop.process.wait(20)
 
 
 def command(mode: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -332,6 +370,7 @@ def main() -> int:
     parser.add_argument("--no-twin", action="store_true", help="do not compare what was computed")
     parser.add_argument("--fresh", type=int, default=0, help="processes to try one trace each in")
     parser.add_argument("--command", default="", help="loops to run sonde trace on")
+    parser.add_argument("--prices", type=int, default=0, help="processes of each loop to price")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     signal.signal(signal.SIGALRM, _late)
@@ -346,7 +385,13 @@ def main() -> int:
             print(one["err"], one["out"], {k: one[k] for k in one if k not in ("err", "out")})
     if args.out:
         args.out.write_text(json.dumps(found, indent=1))
-    for mode in filter(None, args.modes.split(",")):
+    found["prices"] = []
+    for mode in [*filter(None, args.modes.split(","))] * args.prices:
+        found["prices"].append(priced(mode, args))
+        print(mode, json.dumps(found["prices"][-1]["slower"]), flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(found, indent=1))
+    for mode in filter(None, [] if args.prices else args.modes.split(",")):
         rows.append(trial(mode, args))
         report(rows[-1])
         if args.out:

@@ -59,7 +59,7 @@ GROUPS = dict.fromkeys(
         *("test_attach", "test_attach_borrowed", "test_attach_command", "test_attach_hostile"),
         *("test_attach_waits", "test_inject_contexts", "test_inject_gates", "test_inject_hostile"),
         *("test_inject_library", "test_inject_looks", "test_inject_slots", "test_weights_kept"),
-        *("test_trace", "test_trace_endings"),
+        *("test_trace", "test_trace_endings", "test_trace_price"),
         *("test_prometheus", "test_record_without_root"),  # by recorders of the whole machine
     ),
     RINGS,

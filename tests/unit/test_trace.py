@@ -22,7 +22,7 @@ import pytest
 from sonde import _native, procfs
 from sonde.attach import cupti_builds, glibc
 from sonde.cli import main
-from sonde.cli.trace import require_price
+from sonde.cli.trace_price import require_at_most
 from sonde.collect import inject_abi, tracing
 from sonde.collect import inject_trace_abi as abi
 from sonde.collect.inject_memory import Seen
@@ -30,6 +30,7 @@ from sonde.collect.tracing import Tracer
 from sonde.errors import NotACapture, ProcessGone, TargetRefused, UsageError
 from sonde.export import device_trace as export
 from sonde.model.device_trace import Kind, RawTrace
+from sonde.model.launches import LaunchRates
 from sonde.readers import device_trace, kineto
 from stub_driver import build, find, start
 
@@ -362,11 +363,11 @@ def test_a_rate_is_that_between_the_first_and_the_last_that_were_chosen():
 def test_what_a_trace_leaves_behind_is_bounded_or_refused():
     build = cupti_builds.proved()[0]
     after = 100 * build.after.share(1_000, 50)
-    require_price(build, 1_000, 50, after)
+    require_at_most(build, LaunchRates(1_000, 50), after)
     with pytest.raises(TargetRefused, match=f"up to {after:.1f} % slower"):
-        require_price(build, 1_000, 50, after - 0.01)
+        require_at_most(build, LaunchRates(1_000, 50), after - 0.01)
     with pytest.raises(TargetRefused, match="not known"):
-        require_price(build, 0, 0, 100)
+        require_at_most(build, LaunchRates(0, 0), 100)
 
 
 def run(*words: str) -> int:
@@ -476,8 +477,8 @@ def test_a_capture_of_that_name_is_found_before_anything_is_touched(monkeypatch,
 
 def test_captures_are_seen_while_launches_are_counted(monkeypatch):
     tracer = object.__new__(tracing.Tracer)
-    counts = [{"head": 0, "left_capturing": 3, "armed_ns": 0}]
-    counts.append(counts[0] | {"left_capturing": 4})
+    state = {"head": 0, "left_capturing": 3, "launches": 0, "every": 7}
+    counts = [state, *[state | {"left_capturing": 4}] * 20]
 
     class Memory:
         fd = -1
@@ -504,7 +505,8 @@ def test_captures_are_seen_while_launches_are_counted(monkeypatch):
             return SimpleNamespace(runs=[])
 
     monkeypatch.setattr(tracing, "Ring", Ring)
+    monkeypatch.setattr(tracing, "GUESSED_S", 0.0)
     for captured in (True, False):
         tracer._memory = Memory()
-        assert tracer.rates(0.0) == (0.0, 0.0)
-        assert tracer.captures is captured
+        assert tracer.rates(0.0) == LaunchRates(0.0, 0.0, (), captured)
+        counts = counts[-1:]

@@ -14,13 +14,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from sonde.cli import trace_price
 from sonde.cli.named_processes import pid_of, process_name
-from sonde.errors import HostError, TargetRefused, UsageError
+from sonde.errors import HostError, UsageError
 
 if TYPE_CHECKING:
     from sonde.analyze.replay_kernels import ReplayKernel
     from sonde.attach.cupti_builds import Build
+    from sonde.cli.trace_price import Price
     from sonde.model.device_trace import DeviceTrace, RawTrace
+    from sonde.model.launches import LaunchRates
 
 EXAMPLE = """\
 examples:
@@ -31,7 +34,8 @@ examples:
 
 The timeline (Chrome's JSON, for ui.perfetto.dev) holds every kernel, also those within replayed
 CUDA graphs, and every copy, set and call of the CUDA runtime. CUPTI, which the process must have
-loaded itself, slows it while it is traced, and somewhat until it ends: the price is printed first.
+loaded itself, slows it while it is traced, and somewhat until it ends: the highest price is printed
+before anything is touched, and the price for this process, by a trial of 0.3 s, before the trace.
 """
 _MAX_S: Final = 10.0
 _STACKS: Final = {"hz": 499, "wait_span_ms": 0.1, "stack_gap_ms": 1.0, "tick_s": 0.1}
@@ -68,6 +72,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--all-calls", action="store_true",
         help="all calls of the driver, too, not only those that launch or copy (costs several "
         "times as much, also afterwards)")  # fmt: skip
+    add("--no-trial", action="store_false", dest="trial",
+        help="leave out the trace of 0.3 s that measures the price on this process")  # fmt: skip
     add("--no-stacks", action="store_true", help="do not sample the process's threads meanwhile")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)
@@ -113,12 +119,12 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise process.gone(args.pid) from error
     memory_room.require(args.pid)
-    for line in price_of(build):
+    for line in trace_price.lines_of(build):
         _note(line)
     if args.dry_run:
         _note(f"process {args.pid} would be traced; nothing was touched")
         return 0
-    raw, rates = _traced(args, build, capture)
+    raw, rates, price = _traced(args, build, capture)
     threads, nameless = process.threads_of(args.pid)
     if nameless:
         _note(f"{nameless:,} threads of process {args.pid} have no names: it has too many")
@@ -126,77 +132,42 @@ def run(args: argparse.Namespace) -> int:
     trace = _checked(raw, args.pid, {own: here for own, (here, _) in threads.items()})
     _write(trace, path, dict(threads.values()))
     files = [path, *([capture] if capture is not None and capture.exists() else [])]
-    _print_result(args, build, trace, files, rates[1])
+    _print_result(args, build, trace, files, rates, price)
     return 0
-
-
-def price_of(build: Build) -> list[str]:
-    """The price as measured with this build of CUPTI on another machine, as lines of text; known
-    before the process is touched."""
-    during, after = build.during, build.after
-    return [
-        f"this process has CUPTI {build.version}, tried on: {build.machine}",
-        "price, where the program waits for its CPU: in the trace "
-        f"{during.launch_us:g} µs a launch and {during.replay_us:g} µs a replay of 100 kernels, "
-        f"afterwards, until the process ends, {after.launch_us:g} and {after.replay_us:g} µs; "
-        f"where it launches and replays in turn, {during.mixed_us:g} µs a replay more, and "
-        f"{after.mixed_us:g} afterwards; up to 320 MB of memory meanwhile",
-        "a training loop that torch.profiler profiled after 102 traces ended with an error of "
-        "PyTorch's, once: do not trace a training job that is to be profiled by itself later",
-    ]
-
-
-def price_here(build: Build, launches: float, replays: float) -> str:
-    """The price for a process with this many launches and graph replays a second."""
-    during = build.during.share(launches, replays)
-    after = build.after.share(launches, replays)
-    return (
-        f"it launches {launches:,.0f} times and replays {replays:,.0f} graphs a second: steps take "
-        f"at most {during:.1%} longer in the trace, and {after:.1%} afterwards"
-    )
-
-
-def require_price(build: Build, launches: float, replays: float, at_most: float) -> None:
-    """Raises TargetRefused where steps may take longer than by `at_most` percent once the trace is
-    over, or where it is not known: nothing was launched."""
-    if not launches + replays:
-        raise TargetRefused(
-            "what a trace would leave behind is not known: nothing was launched in a second",
-            "Trace it while it works, or without --at-most.",
-        )
-    after = 100 * build.after.share(launches, replays)
-    if after > at_most:
-        raise TargetRefused(
-            f"a trace would leave its steps up to {after:.1f} % slower until the process ends, "
-            f"more than {at_most:g} %",
-            "Allow more (--at-most), or record it without a trace: sonde record --device-time",
-        )
 
 
 def _traced(
     args: argparse.Namespace, build: Build, capture: Path | None
-) -> tuple[RawTrace, tuple[float, float]]:
-    """The trace, and launches and replays a second before it."""
+) -> tuple[RawTrace, LaunchRates, Price | None]:
+    """The trace, what the process launched before it, and what it cost it in a trial."""
     from sonde.cli.attach import memory_of
     from sonde.collect.tracing import Tracer
 
     with memory_of(args.pid) as memory, Tracer(args.pid, memory) as tracer:
         tracer.prepare()
         rates = tracer.rates()
-        _note(price_here(build, *rates))
-        if tracer.captures:
+        _note(trace_price.at_most_here(build, rates))
+        if rates.captures:
             _note("it captures graphs and is not counted meanwhile: the trace costs more")
         if args.at_most is not None:
-            require_price(build, *rates, args.at_most)
+            trace_price.require_at_most(build, rates, args.at_most)
+
+        def take_for(seconds: float, goes_on: Callable[[], bool] | None = None) -> RawTrace:
+            taken = _has_subscriber(args.pid, build)
+            return tracer.take(seconds, goes_on, all_calls=args.all_calls, taken=taken)
+
+        price = None
+        if args.trial:
+            price = trace_price.measured(tracer, rates, take_for)
+            _note(trace_price.text_of(price))
 
         def take(goes_on: Callable[[], bool] | None = None) -> RawTrace:
-            taken = _has_subscriber(args.pid, build)
-            return tracer.take(args.duration, goes_on, all_calls=args.all_calls, taken=taken)
+            return take_for(args.duration, goes_on)
 
         if capture is None:
-            return take(), rates
+            return take(), rates, price
         with _Stacks(args.pid, capture) as stacks:
-            return stacks.beside(take), rates
+            return stacks.beside(take), rates, price
 
 
 def _has_subscriber(pid: int, build: Build) -> bool:
@@ -297,9 +268,10 @@ def _print_result(
     build: Build,
     trace: DeviceTrace,
     files: list[Path],
-    replays_a_second: float,
+    rates: LaunchRates,
+    price: Price | None,
 ) -> None:
-    """`replays_a_second`: before the trace."""
+    """`rates`: before the trace."""
     from sonde.model.device_trace import CALL_KINDS, Kind
 
     seconds = (trace.end_ns - trace.start_ns) / 1e9
@@ -310,12 +282,13 @@ def _print_result(
         "copies": trace.count(Kind.COPY), "sets": trace.count(Kind.SET),
         "calls": trace.count(*CALL_KINDS),
     }  # fmt: skip
-    in_replays, unknown = _in_replays(trace, replays_a_second)
+    in_replays, unknown = _in_replays(trace, rates.replays)
     if args.json:
         outcome = {
             "files": [str(path) for path in files], "cupti": build.version, "seconds": seconds,
             **found, "cut": trace.is_cut, "lost": dict(trace.lost),
-            "replays_a_second": replays_a_second,
+            "launches_a_second": rates.launches, "replays_a_second": rates.replays,
+            "price": None if price is None else asdict(price),
             "in_replays": [asdict(one) for one in in_replays], "in_replays_unknown": unknown,
         }  # fmt: skip
         print(json.dumps(outcome, indent=2))

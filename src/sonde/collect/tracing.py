@@ -21,6 +21,7 @@ from sonde.collect.inject_records import Ring, Run
 from sonde.collect.slots import Slots, slots_asked
 from sonde.errors import AttachFailed, ProcessGone, TargetRefused
 from sonde.model.device_trace import RawTrace
+from sonde.model.launches import COPY, REPLAY, SET, CountedLaunch, LaunchRates
 
 HOOKED_S: Final = 20.0
 """How long the library may take to hook the program's slots."""
@@ -34,10 +35,26 @@ _MAX_NAMES: Final = 65_536
 """Different names of one trace."""
 _COUNTED_A_SECOND: Final = 200
 """Launches that are timed for `rates`."""
+GUESSED_S: Final = 0.4
+"""For so long launches are counted to choose which part of them is timed."""
+_FOLLOWED_S: Final = 0.3
+"""How long the library may take to follow a new stride."""
+_MOST_COUNTED: Final = 20_000
+"""Of more records counting ends at once: the program launches far more often than before."""
+_MOST_STRIDE: Final = 1_000_000
 _ENOUGH: Final = 10
 """Of one thread and type, for a rate between the first and the last of them."""
 _MOST_OF: Final = 0.7
 """Of the time, between these two."""
+_MOST_CARRY: Final = 0.3
+"""Of the runs of a type: where more carry weight, some launches cannot be timed at any time."""
+_WHAT: Final = {
+    abi.Type.KERNEL: "",
+    abi.Type.COPY: COPY,
+    abi.Type.SET: SET,
+    abi.Type.REPLAY: REPLAY,
+}
+"""What is counted; kernels by their names."""
 _REMEDIES: Final = {
     abi.Reason.CUPTI_TAKEN: "Try again when that profiler has ended; one that was at work before "
     "Sonde came counts as working until it was seen to begin and end once.",
@@ -57,9 +74,6 @@ class Tracer:
         self._window = 0
         self._ended_early = False
         """The last trace was: then the library was asked for nothing more, its hooks included."""
-        self.captures = False
-        """Whether graphs were captured while `rates` counted: launches are not timed meanwhile, so
-        that the rates are too low."""
         if not memory.lock():
             raise TargetRefused(
                 f"another recorder uses the library in process {pid}",
@@ -114,35 +128,72 @@ class Tracer:
             "Is it a process that uses CUDA? sonde top shows which do.",
         )
 
-    def rates(self, seconds: float = 1.0) -> tuple[float, float]:
-        """Launches (of kernels, copies and sets) and replays of graphs a second, estimated by
-        timing some: before anything of CUPTI is touched. (0, 0) where none was seen."""
+    def rates(self, seconds: float = 1.0) -> LaunchRates:
+        """Launches and replays a second, estimated by timing some: before anything of CUPTI is
+        touched. Takes GUESSED_S longer than `seconds`."""
         request = self._memory.control()["request"]
         before = self._memory.seen().counts
-        head = before["head"]
+        stride = self._stride(request, before["head"])
+        # One in `stride` from here on: where the stride changes, what is left of a block is lost.
+        self._memory.ask(every=stride)
+        self._beat(_FOLLOWED_S, lambda seen: seen["every"] == stride)
+        head, began_ns = self._memory.seen().counts["head"], time.monotonic_ns()
         ring = Ring(self._memory.fd, head)
-        self._memory.ask(
-            tail=head, per_second=_COUNTED_A_SECOND, request=request | abi.Request.EVENTS
+        self._memory.ask(tail=head)
+        self._beat(seconds, lambda seen: seen["head"] - head > _MOST_COUNTED)
+        seen = self._memory.seen().counts
+        ended_ns = time.monotonic_ns()
+        self._memory.ask(request=request, every=0)
+        runs = [
+            run
+            for run in ring.take(seen["head"], ended_ns).runs
+            if began_ns <= run.start_ns <= ended_ns and run.type in _WHAT
+        ]
+        self._memory.ask(tail=ring.tail)
+        began_ns = max(began_ns, _paid_ns(runs, stride))
+        by_type: dict[tuple[int, abi.Type], list[Run]] = defaultdict(list)
+        for run in runs:
+            if run.start_ns >= began_ns:
+                by_type[run.tid, run.type].append(run)
+        took_s = (ended_ns - began_ns) / 1e9
+        paces = [(kind, _a_second(mine, took_s)) for (_, kind), mine in by_type.items()]
+        return LaunchRates(
+            launches=sum(pace for kind, pace in paces if kind is not abi.Type.REPLAY),
+            replays=sum(pace for kind, pace in paces if kind is abi.Type.REPLAY),
+            counted=tuple(
+                sorted(
+                    CountedLaunch(run.start_ns, run.weight, _WHAT[run.type] or run.name)
+                    for mine in by_type.values()
+                    for run in mine
+                )
+            ),
+            captures=seen["left_capturing"] > before["left_capturing"],
         )
+
+    def _stride(self, request: int, head: int) -> int:
+        """One in so many launches is timed, for `_COUNTED_A_SECOND`."""
+        self._memory.ask(
+            tail=head, per_second=_COUNTED_A_SECOND, every=0, request=request | abi.Request.EVENTS
+        )
+        self._beat(GUESSED_S / 2)
+        counts, began_s = self._memory.seen().counts, time.monotonic()
+        self._beat(GUESSED_S / 2)
+        seen, took_s = self._memory.seen().counts, time.monotonic() - began_s
+        launched = max(0, seen["launches"] - counts["launches"])
+        if not launched or not took_s:
+            return min(max(1, seen["every"]), _MOST_STRIDE)
+        return min(max(1, round(launched / took_s / _COUNTED_A_SECOND)), _MOST_STRIDE)
+
+    def _beat(
+        self, seconds: float, is_enough: Callable[[dict[str, int]], bool] | None = None
+    ) -> None:
+        """Let the library work for so long, or until its state is enough."""
         began_s = time.monotonic()
         while time.monotonic() - began_s < seconds:
             self._memory.heartbeat()
+            if is_enough is not None and is_enough(self._memory.seen().counts):
+                return
             time.sleep(_POLL_S)
-        seen = self._memory.seen().counts
-        self._memory.ask(request=request)
-        self.captures = seen["left_capturing"] > before["left_capturing"]
-        took_s = (time.monotonic_ns() - seen["armed_ns"]) / 1e9 if seen["armed_ns"] else 0.0
-        runs = ring.take(seen["head"], time.monotonic_ns()).runs
-        self._memory.ask(tail=ring.tail)
-        if not 0.1 < took_s < 10 * seconds:
-            return 0.0, 0.0
-        by_type: dict[tuple[int, abi.Type], list[Run]] = defaultdict(list)
-        for run in runs:
-            by_type[run.tid, run.type].append(run)
-        rates = [(kind, _a_second(mine, took_s)) for (_, kind), mine in by_type.items()]
-        launched = {abi.Type.KERNEL, abi.Type.COPY, abi.Type.SET}
-        launches = sum(rate for kind, rate in rates if kind in launched)
-        return launches, sum(rate for kind, rate in rates if kind is abi.Type.REPLAY)
 
     def take(
         self,
@@ -211,6 +262,19 @@ class Tracer:
             return _read(fd, self._memory.fd, self._window)
         finally:
             os.close(fd)
+
+
+def _paid_ns(runs: list[Run], stride: int) -> int:
+    """When no run carries the weight of launches any more that could not be timed before them."""
+    by_type: dict[abi.Type, list[Run]] = defaultdict(list)
+    for run in sorted(runs, key=lambda run: run.start_ns):
+        by_type[run.type].append(run)
+    paid_ns = 0
+    for mine in by_type.values():
+        first = next((at for at, run in enumerate(mine) if run.weight <= stride), len(mine))
+        if first < _MOST_CARRY * len(mine):
+            paid_ns = max(paid_ns, mine[first].start_ns)
+    return paid_ns
 
 
 def _a_second(runs: list[Run], took_s: float) -> float:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches on a (stub) device all the time, with (stub) CUPTI loaded, until its input ends. For each line it
+// steady [NS]: launches on a (stub) device all the time, NS (300,000) apart, with (stub) CUPTI loaded, until its input ends. For each line it
 // prints one: `state` what CUPTI has switched on, launches so far, and buffers that CUPTI handed over; `fork` how
 // a child ended that launched some, too.
 #include <pthread.h>
@@ -23,10 +23,11 @@ int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, uns
 
 static _Atomic unsigned long launches;
 static _Atomic int over;
+static long pause_ns = 300000;
 
 static void launch(void *f)
 {
-	struct timespec t = {0, 300000};
+	struct timespec t = {0, pause_ns};
 	if (cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL))
 		abort();
 	atomic_fetch_add(&launches, 1);
@@ -54,10 +55,12 @@ static int child_ended(void *f)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	char line[64];
 	pthread_t thread;
+	if (argc > 1)
+		pause_ns = atol(argv[1]);
 	cuInit(0);
 	void *f = stub_function("_Z7shorterPf", 20000);
 	if (pthread_create(&thread, NULL, launch_on, f))
