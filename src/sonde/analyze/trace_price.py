@@ -31,6 +31,12 @@ LEAST_COMMON: Final = 0.5
 SETTLED: Final = 0.2
 """Part of a trace at its begin that is left out: the program stands still while CUPTI is switched
 on."""
+LEAST_ALIKE: Final = 0.97
+"""Of the launches, that are of the same kind as those so many later: then it repeats itself."""
+_MOST_COMPARED: Final = 65_536
+"""Launches of a trace."""
+_MOST_KINDS: Final = 32
+"""Kinds that are compared; some names share one where there are more."""
 _COMPARED: Final = 100
 """Characters of a kernel's name: longer ones are shortened here and there."""
 _KINDS: Final = {Kind.COPY: COPY, Kind.SET: SET}
@@ -59,7 +65,7 @@ def in_trace(before: Sequence[CountedLaunch], trace: DeviceTrace) -> Slowdown | 
     ):
         during.append(CountedLaunch(at, 1.0, _KINDS.get(kind) or trace.names.get(name, "")))
     during = [one for one in during if begin_ns <= one.start_ns <= trace.end_ns]
-    return _slowdown(before, during)
+    return _slowdown(before, during, whole=True)
 
 
 def afterwards(before: Sequence[CountedLaunch], after: Sequence[CountedLaunch]) -> Slowdown | None:
@@ -67,14 +73,18 @@ def afterwards(before: Sequence[CountedLaunch], after: Sequence[CountedLaunch]) 
     return _slowdown(before, after)
 
 
-def _slowdown(before: Sequence[CountedLaunch], later: Sequence[CountedLaunch]) -> Slowdown | None:
+def _slowdown(
+    before: Sequence[CountedLaunch], later: Sequence[CountedLaunch], *, whole: bool = False
+) -> Slowdown | None:
+    """`whole`: `later` has every launch, in order."""
     common = {_key(one) for one in before} & {_key(one) for one in later}
     usual = [one for one in before if _key(one) in common]
     if not usual or sum(one.weight for one in usual) < LEAST_COMMON * sum(
         one.weight for one in before
     ):
         return None
-    paces = [_pace(usual), _pace([one for one in later if _key(one) in common])]
+    rest = [one for one in later if _key(one) in common]
+    paces = [_pace(usual), (_pace_of_all(rest) if whole else None) or _pace(rest)]
     if paces[0] is None or paces[1] is None:
         return None
     (was, was_error), (now, now_error) = paces[0], paces[1]
@@ -106,6 +116,40 @@ def _pace(launches: Sequence[CountedLaunch]) -> tuple[float, float] | None:
     if not whole > 0:
         return None
     return whole, float(np.std(parts, ddof=1)) / PARTS**0.5
+
+
+def _pace_of_all(launches: Sequence[CountedLaunch]) -> tuple[float, float] | None:
+    """The same where every launch is there and the program repeats itself: from each launch to its
+    like as many steps later as there are in half of the time, so that bursts do not count. None:
+    it does not repeat itself, or all launches are alike."""
+    ordered = sorted(launches)[:_MOST_COMPARED]
+    _, number = np.unique([_key(one) for one in ordered], return_inverse=True)
+    number %= _MOST_KINDS
+    half = len(number) // 2
+    if half < PARTS * LEAST_IN_PART or number.max() == 0:
+        return None
+    like = _alike(number)
+    repeats = np.flatnonzero(like[1 : half + 1] >= LEAST_ALIKE) + 1
+    if not len(repeats) or like[1 : half + 1].min() >= LEAST_ALIKE:
+        return None
+    lag = int(repeats[-1])
+    at = np.array([one.start_ns for one in ordered], np.float64)
+    apart = (at[lag:] - at[:-lag]) / 1e9
+    pace = lag / apart.mean()
+    parts = [lag / part.mean() for part in np.array_split(apart, PARTS)]
+    return float(pace), float(np.std(parts, ddof=1)) / PARTS**0.5
+
+
+def _alike(number: NDArray[np.intp]) -> F64:
+    """By lag: the share of launches that are of the same kind as the one so many later."""
+    size = len(number)
+    room = 1 << (2 * size - 1).bit_length()
+    same = np.zeros(size)
+    for kind in range(int(number.max()) + 1):
+        power = np.abs(np.fft.rfft(number == kind, room)) ** 2
+        same += np.fft.irfft(power, room)[:size]
+    alike: F64 = same / np.arange(size, 0, -1)
+    return alike
 
 
 def _slope(at: F64, count: NDArray[np.float64]) -> float:

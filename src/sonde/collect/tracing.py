@@ -39,6 +39,10 @@ GUESSED_S: Final = 0.4
 """For so long launches are counted to choose which part of them is timed."""
 _FOLLOWED_S: Final = 0.3
 """How long the library may take to follow a new stride."""
+_QUEUED_S: Final = 0.15
+"""After that: what was launched before runs first."""
+_UNTIMED: Final = ("lost_pool", "lost_order", "lost_ring", "left_capturing")
+"""Counts of launches that were chosen and could not be timed: others carry their weight."""
 _MOST_COUNTED: Final = 20_000
 """Of more records counting ends at once: the program launches far more often than before."""
 _MOST_STRIDE: Final = 1_000_000
@@ -137,7 +141,9 @@ class Tracer:
         # One in `stride` from here on: where the stride changes, what is left of a block is lost.
         self._memory.ask(every=stride)
         self._beat(_FOLLOWED_S, lambda seen: seen["every"] == stride)
-        head, began_ns = self._memory.seen().counts["head"], time.monotonic_ns()
+        self._beat(_QUEUED_S)
+        began, began_ns = self._memory.seen().counts, time.monotonic_ns()
+        head = began["head"]
         ring = Ring(self._memory.fd, head)
         self._memory.ask(tail=head)
         self._beat(seconds, lambda seen: seen["head"] - head > _MOST_COUNTED)
@@ -150,6 +156,8 @@ class Tracer:
             if began_ns <= run.start_ns <= ended_ns and run.type in _WHAT
         ]
         self._memory.ask(tail=ring.tail)
+        if all(seen[name] == began[name] for name in _UNTIMED):  # what else is carried is older
+            runs = [run._replace(weight=float(stride)) for run in runs]
         began_ns = max(began_ns, _paid_ns(runs, stride))
         by_type: dict[tuple[int, abi.Type], list[Run]] = defaultdict(list)
         for run in runs:
