@@ -66,7 +66,8 @@ def test_the_price_is_that_of_a_step(slower, burst):
 
 @pytest.mark.parametrize("burst", [1.0, 0.5, 0.15])
 def test_long_steps_and_bursts_are_compared_by_what_repeats(burst):
-    names = [f"kernel{number * number % 61}" for number in range(788)]
+    # Many are rare: few of those chosen have their names.
+    names = [f"kernel{number if number < 90 else number % 7}" for number in range(788)]
     before = chosen(steps(51e6, names, 1.0, burst), 78)
     found = trace_price.in_trace(before, trace_of(steps(51e6 * 1.01, names, 0.3, burst)))
     assert found is not None
@@ -75,7 +76,7 @@ def test_long_steps_and_bursts_are_compared_by_what_repeats(burst):
 
 def test_replays_are_counted_each_once_and_other_kernels_not_at_all():
     before = [CountedLaunch(at * 1_000_000, 1.0, REPLAY) for at in range(1000)]
-    before += [CountedLaunch(at * 1_000_000, 1.0, "gone by then") for at in range(500)]
+    before += [CountedLaunch(at * 1_000_000, 1.0, "a kernel beside") for at in range(500)]
     traced = trace_of(steps(1.1e6, ["a", "b", "c", "d"], 0.5), replayed=True)
     found = trace_price.in_trace(before, traced)
     assert found is not None

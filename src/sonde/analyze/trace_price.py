@@ -2,14 +2,16 @@
 """By how much a trace slows a program: from what it launched before, in a short trace, and after.
 
 A program that goes on with the same work launches the same things in the same proportions, only
-less often a second. So what is compared is the pace of launches of kinds that were seen both times;
-of kernels, by their names. Pace is the slope of the count over time: a program that launches in
-bursts is off by a part of a burst then, not by all of one.
+less often a second. So what is compared is the pace of launches: of kernels, replays, copies and
+sets each, where there are enough of them; by their names it is known whether it is the same work.
+Pace is the slope of the count over time: a program that launches in bursts is off by a part of a
+burst then, not by all of one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -27,10 +29,13 @@ PARTS: Final = 4
 LEAST_IN_PART: Final = 3
 """Launches that a part needs: else there is no figure."""
 LEAST_COMMON: Final = 0.5
-"""Of the launches before, that must be of kinds which the other time has, too."""
-SETTLED: Final = 0.2
+"""Of the launches of either time, that must be of names which the other has, too: else it does
+other work."""
+LEAST_PART: Final = 0.05
+"""Of the launches before: rarer kinds (kernels, replays, copies, sets) are not counted."""
+SETTLED: Final = 0.5
 """Part of a trace at its begin that is left out: the program stands still while CUPTI is switched
-on."""
+on, and its first steps after that take longer than those of a long trace."""
 LEAST_ALIKE: Final = 0.97
 """Of the launches, that are of the same kind as those so many later: then it repeats itself."""
 _MOST_COMPARED: Final = 65_536
@@ -77,13 +82,11 @@ def _slowdown(
     before: Sequence[CountedLaunch], later: Sequence[CountedLaunch], *, whole: bool = False
 ) -> Slowdown | None:
     """`whole`: `later` has every launch, in order."""
-    common = {_key(one) for one in before} & {_key(one) for one in later}
-    usual = [one for one in before if _key(one) in common]
-    if not usual or sum(one.weight for one in usual) < LEAST_COMMON * sum(
-        one.weight for one in before
-    ):
+    kinds = {_kind(one) for one in later} & _main_kinds(before)
+    usual = [one for one in before if _kind(one) in kinds]
+    rest = [one for one in later if _kind(one) in kinds]
+    if min(_known(usual, rest), _known(rest, usual)) < LEAST_COMMON:
         return None
-    rest = [one for one in later if _key(one) in common]
     paces = [_pace(usual), (_pace_of_all(rest) if whole else None) or _pace(rest)]
     if paces[0] is None or paces[1] is None:
         return None
@@ -95,6 +98,27 @@ def _slowdown(
 
 def _key(launch: CountedLaunch) -> str:
     return launch.what[:_COMPARED]
+
+
+def _kind(launch: CountedLaunch) -> str:
+    return launch.what if launch.what in (REPLAY, COPY, SET) else ""
+
+
+def _main_kinds(launches: Sequence[CountedLaunch]) -> set[str]:
+    """Of which there are enough to count: all kernels are one."""
+    weights: dict[str, float] = defaultdict(float)
+    for one in launches:
+        weights[_kind(one)] += one.weight
+    least = LEAST_PART * sum(weights.values())
+    return {kind for kind, weight in weights.items() if weight >= least}
+
+
+def _known(launches: Sequence[CountedLaunch], others: Sequence[CountedLaunch]) -> float:
+    """Part of the launches whose names others have, too. Some launches stand for all, so that rare
+    names are mostly missing: no figure is made of launches by their names."""
+    names = {_key(one) for one in others}
+    whole = sum(one.weight for one in launches)
+    return sum(one.weight for one in launches if _key(one) in names) / whole if whole else 0.0
 
 
 def _pace(launches: Sequence[CountedLaunch]) -> tuple[float, float] | None:

@@ -35,7 +35,7 @@ examples:
 The timeline (Chrome's JSON, for ui.perfetto.dev) holds every kernel, also those within replayed
 CUDA graphs, and every copy, set and call of the CUDA runtime. CUPTI, which the process must have
 loaded itself, slows it while it is traced, and somewhat until it ends: the highest price is printed
-before anything is touched, and the price for this process, by a trial of 0.3 s, before the trace.
+before anything is touched, and the price for this process, by a trial of 0.4 s, before the trace.
 """
 _MAX_S: Final = 10.0
 _STACKS: Final = {"hz": 499, "wait_span_ms": 0.1, "stack_gap_ms": 1.0, "tick_s": 0.1}
@@ -73,7 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="all calls of the driver, too, not only those that launch or copy (costs several "
         "times as much, also afterwards)")  # fmt: skip
     add("--no-trial", action="store_false", dest="trial",
-        help="leave out the trace of 0.3 s that measures the price on this process")  # fmt: skip
+        help="leave out the trace of 0.4 s that measures the price on this process")  # fmt: skip
     add("--no-stacks", action="store_true", help="do not sample the process's threads meanwhile")
     add("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run=run)

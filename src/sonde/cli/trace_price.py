@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sonde.model.device_trace import RawTrace
     from sonde.model.launches import LaunchRates
 
-TRIAL_S: Final = 0.3
+TRIAL_S: Final = 0.4
 """Length of the trace that measures the price."""
 
 
