@@ -8,7 +8,8 @@ runs with its cause for T seconds, prints `PHASE2`, runs without it in the same 
 `--trace S`, `sonde trace PID -d S` traces it instead, into OUT/NAME-SEED.json.gz beside the .sonde.
 
 With `--traced NAME …` those programs are traced for a second as well, after the recording, in a
-first phase that is longer by `TRACED_S`: where their truth does not come from that phase alone.
+first phase that is longer by `TRACED_S`: where their truth does not come from that phase alone. A
+trace that is later than that phase is removed.
 
 With `--lanes N` N programs run at once, each with a device and an equal part of the CPUs, which
 no other lane has.
@@ -21,9 +22,12 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import gzip
 import json
+import math
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -35,8 +39,10 @@ from typing import IO
 
 RECORDED_LESS_S = 1.0
 """The recording ends this long before the program's first phase, whenever it became ready."""
-TRACED_S = 6.0
+TRACED_S = 7.0
 """What a trace of a second takes, its preparation included."""
+BASE_NS = 1e9
+"""How long before a trace its times count from."""
 START_S = 120.0
 """Deadline for a program to warm up."""
 
@@ -65,6 +71,8 @@ def main() -> int:
         "--trace", type=float, metavar="S", help="a full trace of S seconds instead"
     )
     parser.add_argument("--traced", nargs="*", default=[], metavar="NAME")
+    parser.add_argument("--traced-s", type=float, default=1.0, help="length of these traces")
+    parser.add_argument("--traced-seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME")
     parser.add_argument("--budget", type=float, default=540.0, help="seconds; the rest is left out")
     parser.add_argument("--lanes", type=int, default=1, help="programs at once, one to a device")
@@ -141,7 +149,8 @@ def run(path: Path, seed: int, args: argparse.Namespace, lane: Lane) -> Outcome:
     began_s = time.monotonic()
     outcome = Outcome(path.stem, seed)
     log = args.out / f"{path.stem}-{seed}.log"
-    seconds = args.seconds + (TRACED_S if path.stem in args.traced else 0.0)
+    is_traced = path.stem in args.traced and seed in args.traced_seeds
+    seconds = args.seconds + (TRACED_S if is_traced else 0.0)
     command = [sys.executable, path.name, "--seed", str(seed), "--seconds", str(seconds)]
     with log.open("w") as errors:
         program = subprocess.Popen(
@@ -176,20 +185,24 @@ def _follow(
     recorder: subprocess.Popen[str] | None = None
     end: threading.Timer | None = None
     length_s = args.recorded or args.seconds - RECORDED_LESS_S
-    truth = None
+    truth, phase_over_ns = None, 0
+    traced = args.trace and args.out / f"{path.stem}-{seed}.json.gz"
     for line in lines:
         word, _, rest = line.partition(" ")
         if word == "READY" and not args.smoke:
             pid = json.loads(rest)["pid"]
             name = f"{path.stem}-{seed}"
             if args.trace:
-                recorder = _tracer(pid, args.out / f"{name}.json.gz", args.trace, lane)
+                recorder = _tracer(pid, traced, args.trace, lane)
                 continue
             recorder = _recorder(pid, args.out / f"{name}.sonde", length_s, lane)
-            traced = args.out / f"{name}-traced.json.gz" if path.stem in args.traced else None
+            if path.stem in args.traced and seed in args.traced_seeds:
+                traced = args.out / f"{name}-traced.json.gz"
             # The recorder counts from when it is ready: seconds later, the first time on a machine.
-            end = threading.Timer(length_s, _end, (recorder, pid, traced, lane))
+            end = threading.Timer(length_s, _end, (recorder, pid, traced, args.traced_s, lane))
             end.start()
+        elif word == "PHASE2":
+            phase_over_ns = time.time_ns()
         elif word == "TRUTH":
             truth = json.loads(rest)
     if recorder is not None:
@@ -198,6 +211,11 @@ def _follow(
             end.cancel()
             end.join()
         outcome.recorder = "" if recorder.returncode == 0 else printed.strip()[-300:]
+        if traced and traced.is_file():
+            length_ns = (args.trace or args.traced_s) * 1e9
+            if _began_ns(traced) + length_ns > phase_over_ns:
+                traced.unlink()
+                outcome.recorder += " the trace was later than the phase with the cause"
     if truth is None:
         return "no truth"
     outcome.lost_share = float(truth["lost_share"])
@@ -206,13 +224,22 @@ def _follow(
     return ""
 
 
-def _end(recorder: subprocess.Popen[str], pid: int, traced: Path | None, lane: Lane) -> None:
-    """End a recording, then trace if asked to."""
+def _began_ns(trace: Path) -> float:
+    """When a trace begins, by the wall clock; infinite where it does not have that."""
+    with gzip.open(trace, "rt") as text:
+        found = re.search(r'"baseTimeNanoseconds": ?(\d+)', text.read(4096))
+    return int(found[1]) + BASE_NS if found else math.inf
+
+
+def _end(
+    recorder: subprocess.Popen[str], pid: int, traced: Path | None, seconds: float, lane: Lane
+) -> None:
+    """End a recording, then trace for so many seconds if asked to."""
     recorder.send_signal(signal.SIGINT)
     if traced is not None:
         while recorder.poll() is None:  # its output is read elsewhere
             time.sleep(0.02)
-        _, printed = _tracer(pid, traced, 1.0, lane).communicate(timeout=60)
+        _, printed = _tracer(pid, traced, seconds, lane).communicate(timeout=60)
         traced.with_name(f"{traced.name.removesuffix('.json.gz')}.log").write_text(printed)
 
 
@@ -226,7 +253,7 @@ def _recorder(pid: int, capture: Path, seconds: float, lane: Lane) -> subprocess
 
 def _tracer(pid: int, timeline: Path, seconds: float, lane: Lane) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "sonde", "trace", str(pid), "-d", f"{seconds:g}"]
-    command += ["-o", str(timeline), "--json"]  # the verdict is for later
+    command += ["-o", str(timeline), "--json", "--no-trial"]  # the verdict is for later
     return subprocess.Popen(
         lane.command(command), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
