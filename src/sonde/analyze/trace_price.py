@@ -37,7 +37,7 @@ SETTLED: Final = 0.5
 """Part of a trace at its begin that is left out: the program stands still while CUPTI is switched
 on, and its first steps after that take longer than those of a long trace."""
 LEAST_ALIKE: Final = 0.97
-"""Of the launches, that are of the same kind as those so many later: then it repeats itself."""
+"""Of the launches, that are of the same kind as those a lag later: then it repeats itself."""
 _MOST_COMPARED: Final = 65_536
 """Launches of a trace."""
 _MOST_KINDS: Final = 32
@@ -165,7 +165,7 @@ def _pace_of_all(launches: Sequence[CountedLaunch]) -> tuple[float, float] | Non
 
 
 def _alike(number: NDArray[np.intp]) -> F64:
-    """By lag: the share of launches that are of the same kind as the one so many later."""
+    """By lag: the share of launches that are of the same kind as the one a lag later."""
     size = len(number)
     room = 1 << (2 * size - 1).bit_length()
     same = np.zeros(size)

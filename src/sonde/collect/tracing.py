@@ -179,7 +179,7 @@ class Tracer:
         )
 
     def _stride(self, request: int, head: int) -> int:
-        """One in so many launches is timed, for `_COUNTED_A_SECOND`."""
+        """One launch in this many is timed, for `_COUNTED_A_SECOND`."""
         self._memory.ask(
             tail=head, per_second=_COUNTED_A_SECOND, every=0, request=request | abi.Request.EVENTS
         )

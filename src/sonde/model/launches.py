@@ -13,7 +13,7 @@ class CountedLaunch(NamedTuple):
     start_ns: int
     """When its device began with it, CLOCK_MONOTONIC."""
     weight: float
-    """So many launches it stands for, itself included."""
+    """How many launches it stands for, itself included."""
     what: str
     """The name of a kernel; else REPLAY, COPY or SET."""
 
