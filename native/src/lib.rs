@@ -26,6 +26,7 @@ mod bpf;
 mod chunk;
 mod columns;
 mod elf;
+mod held_frames;
 mod layout;
 mod lines;
 mod maps;
@@ -56,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     columns::register(module)?;
     lines::register(module)?;
     elf::register(module)?;
+    held_frames::register(module)?;
     memory::register(module)?;
     perf::register(module)?;
     protobuf::register(module)?;

@@ -3,7 +3,7 @@
 Raises OSError with the kernel's number where the kernel refuses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from mmap import mmap
 from typing import final
 
@@ -176,6 +176,24 @@ class FrameCache:
         """Forget all places with this first word."""
 
     def clear(self) -> None: ...
+
+class HeldFrames:
+    """The frames of stacks that are remembered, each once, by id."""
+
+    def __init__(self, size_of: Callable[[KnownFrame], int]) -> None:
+        """`size_of`: memory of a frame in bytes; called once for each."""
+
+    def __len__(self) -> int: ...
+    @property
+    def bytes(self) -> int:
+        """Memory of all frames."""
+
+    def add(self, stack: tuple[KnownFrame, ...]) -> tuple[KnownFrame, ...]:
+        """Hold the frames of a stack. Returns it, with the object that is held already in place of
+        each equal frame."""
+
+    def drop(self, stack: tuple[KnownFrame, ...]) -> None:
+        """Give up the frames of a stack that was added."""
 
 def frames_of(
     walks: Sequence[RawStack],

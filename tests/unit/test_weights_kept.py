@@ -7,7 +7,6 @@ import io
 import struct
 import subprocess
 import zlib
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -203,9 +202,9 @@ def test_the_library_and_the_reader_agree_on_directions():
 @pytest.fixture
 def live():
     """A collector with one process, and what it makes of some runs."""
-    process = SimpleNamespace(
-        key=KEY, taken=OrderedDict({5: 99}), same_tids=True, stream=lambda handle: handle
-    )
+    ring = Ring(-1, 0)
+    ring.keep_stack_id(5, 99)
+    process = SimpleNamespace(key=KEY, ring=ring, same_tids=True)
 
     def weighed(*runs):
         batch, weights = Batch(), {}

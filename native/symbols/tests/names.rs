@@ -4,8 +4,18 @@ use std::time::{Duration, Instant};
 
 use sonde_symbols::names::{demangled, plain, rank, MAX_RAW_BYTES};
 
-/// 1024 and the 3 bytes of '…'.
-const MAX_SHOWN_BYTES: usize = 1024 + 3;
+/// 768 characters of 2 bytes, or 384 of 4.
+const MAX_HELD_BYTES: usize = 1536;
+
+/// Bytes that Python keeps of the characters of a text: as many for each as the widest one needs.
+fn held_bytes(text: &str) -> usize {
+    let each = match text.chars().max().unwrap_or_default() {
+        ..='\u{ff}' => 1,
+        ..='\u{ffff}' => 2,
+        _ => 4,
+    };
+    each * text.chars().count()
+}
 
 #[test]
 fn mangled_names_are_shown_as_people_write_them() {
@@ -30,7 +40,7 @@ fn mangled_names_are_shown_as_people_write_them() {
 fn a_mangled_name_cut_anywhere_is_shown_somehow() {
     let raw = b"_ZNSt6vectorIiSaIiEE9push_backEOi";
     for length in 0..raw.len() {
-        assert!(demangled(&raw[..length]).len() <= MAX_SHOWN_BYTES);
+        assert!(held_bytes(&demangled(&raw[..length])) <= MAX_HELD_BYTES);
     }
 }
 
@@ -47,9 +57,35 @@ fn a_short_name_that_stands_for_an_endless_one_is_cut() {
     let mut bomb = String::from("_Z1fI1aE");
     bomb = bomb.replace("1aE", &format!("{}E", "1XIS_S_E".repeat(64)));
     for raw in [bomb.as_bytes(), &b"x".repeat(MAX_RAW_BYTES), "é".repeat(2000).as_bytes()] {
-        assert!(demangled(raw).len() <= MAX_SHOWN_BYTES);
+        assert!(held_bytes(&demangled(raw)) <= MAX_HELD_BYTES);
     }
-    assert!(plain(&b"x".repeat(MAX_RAW_BYTES)).ends_with('…'));
+    assert!(plain(&b"x".repeat(3 * MAX_RAW_BYTES)).ends_with('…'), "its end is not known");
+}
+
+#[test]
+fn a_long_name_loses_its_middle() {
+    let arguments = "Matrix<float, Dynamic, Dynamic>, ".repeat(60);
+    let name = format!("void library::kernel<{arguments}int>(Launch, unsigned int)");
+    let shown = plain(name.as_bytes());
+    assert_eq!(shown.chars().count(), 768);
+    let (begin, end) = shown.split_once('…').unwrap();
+    assert!(begin.starts_with("void library::kernel<Matrix<float") && name.starts_with(begin));
+    assert!(end.ends_with("int>(Launch, unsigned int)") && name.ends_with(end));
+    for whole in ["x".repeat(1024), "é".repeat(1024), "λ".repeat(768), "😀".repeat(384)] {
+        assert_eq!(plain(whole.as_bytes()), whole);
+    }
+}
+
+#[test]
+fn one_wide_character_makes_no_name_large() {
+    for wide in ["é", "λ", "😀"] {
+        for length in [380, 500, 800, 1200, 4000] {
+            let name = format!("{wide}{}", "x".repeat(length));
+            for shown in [plain(name.as_bytes()), demangled(name.as_bytes())] {
+                assert!(held_bytes(&shown) <= MAX_HELD_BYTES, "{wide} {length}");
+            }
+        }
+    }
 }
 
 /// Names for which the time of a parser that backtracks doubles with each repetition: (what comes
@@ -85,7 +121,7 @@ fn no_name_takes_more_time_than_its_length_allows() {
             let raw = format!("{before}{}{after}", part.repeat(bytes / part.len()));
             let took = |_| {
                 let began = Instant::now();
-                assert!(demangled(raw.as_bytes()).len() <= MAX_SHOWN_BYTES);
+                assert!(held_bytes(&demangled(raw.as_bytes())) <= MAX_HELD_BYTES);
                 began.elapsed()
             };
             let least = (0..3).map(took).find(|&it| it < enough);

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,8 +19,6 @@ from sonde.collect.ring_budget import Allowance
 
 REQUEST: Final = abi.Request.EVENTS | abi.Request.OPENCL
 """What every library is asked for."""
-MAX_STREAMS: Final = 4_096
-"""Streams of a process that get a number; it is 0 for further ones."""
 FIND_SHARE: Final = 0.05
 """Of a CPU, for looking through the mappings of processes: shared by the parties that need it."""
 FIND_CREDIT_S: Final = 0.5
@@ -62,10 +59,6 @@ class DeviceProcess:
     overhead_controller: OverheadController
     stacks: abi.Request
     """Who takes the stacks of launches: the kernel (SITE), or the library by frame pointers."""
-    streams: dict[int, int] = field(default_factory=dict)
-    """Numbers of streams by their handle."""
-    taken: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    """Stack ids that the kernel took of launches whose run has not come yet, by correlation id."""
     reported_reason: abi.Reason = abi.Reason.OK
     armed_ns: int = 0
     """Since when its launches are chosen, as last reported."""
@@ -119,14 +112,6 @@ class DeviceProcess:
         self.claims_since_ns = self.claims_since_ns or now_ns
         before_ns = min(self.claims_since_ns - self.key[1], BEFORE_S * 1e9)
         return now_ns - self.claims_since_ns + max(before_ns, 1e9)
-
-    def stream(self, handle: int) -> int:
-        """A small number for a stream: its handle is an address, which is not recorded."""
-        if not handle:
-            return 0
-        if handle not in self.streams and len(self.streams) >= MAX_STREAMS:
-            return 0
-        return self.streams.setdefault(handle, len(self.streams) + 1)
 
 
 class Finder:

@@ -29,8 +29,8 @@ from sonde.metrics import labels
 from sonde.model.digests import blake2b
 from sonde.model.rows import EventRow
 
-STACKS_HELD: Final = 16_384
-"""Stacks of launches whose runs have not come yet, of one process."""
+STACKS_KNOWN: Final = 16_384
+"""Stacks that were in a batch lately, whose ids are kept."""
 MAX_NOTICES: Final = 256
 """Rows about losses in one batch."""
 REPLACED_S: Final = 1.0
@@ -165,6 +165,7 @@ class RunReader:
         self.count("records_wrong", taken.wrong)
         self._lose(process, "records_overwritten", taken.skipped, now_ns)
         self._lose(process, "names_left_out", turn.names_left_out - names, now_ns)
+        self._lose(process, "stacks_dropped", taken.stacks_dropped, now_ns)
         if process.overhead_controller.look(now_ns / 1e9, seen.counts, process.before):
             process.memory.ask(per_second=process.overhead_controller.per_second)
         self._count_lost(process, seen.counts, now_ns)
@@ -221,7 +222,7 @@ class RunReader:
     ) -> None:
         """Add the row of a run, and its weight, time (ns) and bytes to the sums of its sample."""
         pid, start_ns = process.key
-        stack_id = process.taken.pop(run.correlation, 0)
+        stack_id = process.ring.stack_id(run.correlation)
         if stack_id:
             batch.launch_stacks[stack_id] = process.key
         else:
@@ -229,7 +230,7 @@ class RunReader:
         tid = run.tid if process.same_tids else pid
         name, weight = name_of(run), run.weight
         batch.threads.add((pid, start_ns, tid))
-        stream = process.stream(run.stream)
+        stream = process.ring.stream(run.stream)
         batch.add("device_run", row_of(run, process.key, tid, stack_id, stream))
         if run.type == abi.Type.SYNC:
             return  # time of the host, not of a device
@@ -251,7 +252,7 @@ class RunReader:
         else:
             turn.stacks -= 1
             self._known_stacks[stack_id] = None
-            if len(self._known_stacks) > STACKS_HELD:
+            if len(self._known_stacks) > STACKS_KNOWN:
                 self._known_stacks.popitem(last=False)
         batch.own_stacks[stack_id] = (key, addresses)
         return stack_id

@@ -22,12 +22,14 @@ from sonde.collect import inject_abi as abi
 from sonde.collect.carriers import may_carry, same_tids
 from sonde.collect.collector import Batch, Collector, ProcessKey
 from sonde.collect.device_process import DeviceProcess, Finder
-from sonde.collect.device_records import STACKS_HELD, RunReader
+from sonde.collect.device_records import RunReader
 from sonde.collect.inject_memory import LIBRARY, InjectMemory, Seen
 from sonde.collect.inject_records import Ring
 from sonde.collect.launch_sites import LaunchSites
 from sonde.collect.overhead_controller import OverheadController
+from sonde.collect.ring_budget import KEPT_BYTES
 from sonde.collect.slots import Slots, slots_asked
+from sonde.procfs.party_memory import PartyMemory
 
 LOOK_AGAIN_S: Final = 10.0
 """How often processes that had no library are looked at again."""
@@ -79,6 +81,7 @@ class DeviceTime(Collector):
         self._look_s = 0.0
         """When (monotonic s) to look through all processes, though there are events."""
         self._reader = RunReader()
+        self._kept = PartyMemory(KEPT_BYTES)
         self._finder = Finder()
         self._slots = Slots()
         self._withheld: dict[int, tuple[ProcessKey, bool]] = {}
@@ -260,9 +263,7 @@ class DeviceTime(Collector):
             if process is None or process.key != key or not stack_id:
                 continue
             batch.launch_stacks[stack_id] = key
-            process.taken[correlation] = stack_id
-            if len(process.taken) > STACKS_HELD:
-                process.taken.popitem(last=False)
+            process.ring.keep_stack_id(correlation, stack_id)
 
     def _check_replaced(self, pid: int) -> None:
         """Find out whether an exec replaced a program whose library is read; if so the process is
@@ -362,7 +363,7 @@ class DeviceTime(Collector):
         overhead_controller = OverheadController(self._budget)
         process = DeviceProcess(
             memory,
-            Ring(memory.fd, tail),
+            Ring(memory.fd, tail, self._kept, party),
             key,
             counted,
             same_tids(pid),

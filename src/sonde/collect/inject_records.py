@@ -8,28 +8,54 @@ that is not the one expected is counted and left out, and `_native.demangle` bou
 from __future__ import annotations
 
 import os
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from sonde import _native
 from sonde.collect import inject_abi as abi
-from sonde.collect.ring_budget import Turn
+from sonde.collect.ring_budget import KEPT_BYTES, Turn
+from sonde.procfs.party_memory import PartyMemory
 
 MAX_A_TURN: Final = 16_384
 """Records read from one process at a time; the others stay in the ring, which may get full."""
-MAX_NAMES: Final = 20_000
-MAX_NAME_BYTES: Final = 1 << 20
-"""Names of one ring that are kept, so that they are not read again, and their bytes."""
+MAX_NAME_BYTES: Final = 2 << 20
+"""Of names of one ring that are kept, so that they are not read again: as they are in memory."""
+ENTRY_BYTES: Final = 256
+"""Memory of a kept name beside its text: the entry of a dictionary, and its key."""
 LONGEST_NS: Final = 3_600_000_000_000
 """No run on a device takes an hour; what claims more is wrong."""
 MAX_WEIGHT: Final = 1e7
 """A larger one is wrong."""
-STACKS_HELD: Final = 4_096
-"""Stacks of a ring whose run has not come yet."""
-ADDRESSES_HELD: Final = 65_536
-"""Of those stacks together."""
+MAX_STACK_BYTES: Final = 1 << 20
+"""Of stacks of a ring whose run has not come yet, some 700 of a hundred frames: the library puts
+them just before it."""
+STACK_BYTES: Final = 512
+"""Memory of such a stack beside its addresses."""
+ADDRESS_BYTES: Final = 9
+"""Of an address, and of the room for more that an array has."""
+IDS_HELD: Final = 16_384
+"""Stacks of a ring that the kernel took and whose run has not come yet."""
+MAX_STREAMS: Final = 4_096
+"""Streams of a ring that get a number; it is 0 for further ones."""
+NUMBER_BYTES: Final = 192
+"""Memory of a number by another one."""
+
+
+@dataclass(slots=True)
+class _Stack:
+    """Parts of a stack that have come, packed."""
+
+    parts: int = 0
+    addresses: array[int] = field(default_factory=lambda: array("Q"))
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes, about."""
+        return STACK_BYTES + ADDRESS_BYTES * len(self.addresses)
 
 
 class Run(NamedTuple):
@@ -65,6 +91,8 @@ class Taken:
     """Records that could not be true."""
     skipped: int = 0
     """Records that were overwritten, or whose count was nonsense."""
+    stacks_dropped: int = 0
+    """Stacks whose run had not come yet when their memory was needed for others."""
 
 
 _DIRECTIONS: Final = {1: "h2d", 2: "d2h", 8: "d2d", 10: "p2p"}
@@ -77,16 +105,71 @@ _RUNS: Final[Mapping[int, abi.Type]] = {
 class Ring:
     """The reading end of one process's ring. It does not close the descriptor."""
 
-    def __init__(self, fd: int, tail: int) -> None:
+    def __init__(
+        self, fd: int, tail: int, memory: PartyMemory | None = None, party: int = 0
+    ) -> None:
+        """`memory`: that all rings share, between parties (`procfs.party_of`)."""
         self._fd = fd
         self.tail = tail
         """Records taken, ever; as the library is to know it (`abi.Control`)."""
+        self.party = party
         self._names: OrderedDict[int, str] = OrderedDict()
         self._name_bytes = 0
         self._turn: Turn | None = None
-        self._stacks: OrderedDict[int, list[tuple[int, ...]]] = OrderedDict()
-        self._addresses = 0
-        """In `_stacks`."""
+        self._stacks: OrderedDict[int, _Stack] = OrderedDict()
+        self._stack_bytes = 0
+        self._stacks_dropped = 0
+        """Not yet in a `Taken`."""
+        self._stack_ids: OrderedDict[int, int] = OrderedDict()
+        """Of stacks that the kernel took of launches whose run has not come yet, by correlation."""
+        self._streams: dict[int, int] = {}
+        """Numbers of streams by their handle."""
+        self._last_stream = 0
+        self._memory = PartyMemory(KEPT_BYTES) if memory is None else memory
+        self._memory.add(self)
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of what is kept of it, about."""
+        numbers = len(self._stack_ids) + len(self._streams)
+        return self._name_bytes + self._stack_bytes + NUMBER_BYTES * numbers
+
+    def empty(self) -> None:
+        """Drop what is kept of it: names are read again, streams get new numbers, stacks are
+        lost."""
+        self._stacks_dropped += len(self._stacks) + len(self._stack_ids)
+        self._names, self._stacks, self._stack_ids = OrderedDict(), OrderedDict(), OrderedDict()
+        self._streams = {}
+        self._name_bytes = self._stack_bytes = 0
+
+    def keep_stack_id(self, correlation: int, stack_id: int) -> None:
+        """Keep the id of a stack that the kernel took until its run comes."""
+        new = correlation not in self._stack_ids
+        self._stack_ids[correlation] = stack_id
+        if len(self._stack_ids) > IDS_HELD:
+            self._stack_ids.popitem(last=False)  # most likely its launch was never timed
+        elif new:
+            self._memory.grew(NUMBER_BYTES)
+
+    def stack_id(self, correlation: int) -> int:
+        """The id of the stack that the kernel took of a launch, once; 0 none."""
+        found = self._stack_ids.pop(correlation, 0)
+        if found:
+            self._memory.grew(-NUMBER_BYTES)
+        return found
+
+    def stream(self, handle: int) -> int:
+        """A small number for a stream: its handle is an address, which is not recorded."""
+        if not handle:
+            return 0
+        number = self._streams.get(handle)
+        if number is None:
+            if self._last_stream >= MAX_STREAMS:
+                return 0
+            self._last_stream += 1
+            number = self._streams[handle] = self._last_stream
+            self._memory.grew(NUMBER_BYTES)
+        return number
 
     def waiting(self, head: int) -> int:
         """How many records there are up to `head`, as the library gave it; 0 where it cannot be."""
@@ -101,14 +184,22 @@ class Ring:
         `turn`: what new names may cost. Raises OSError where the memory cannot be read.
         """
         self._turn = turn
-        taken = Taken()
+        taken, held = Taken(), self.held_bytes
+        try:
+            self._take(head, now_ns, min(limit, MAX_A_TURN), taken)
+        finally:
+            self._memory.grew(self.held_bytes - held)
+        taken.stacks_dropped, self._stacks_dropped = self._stacks_dropped, 0
+        return taken
+
+    def _take(self, head: int, now_ns: int, limit: int, taken: Taken) -> None:
         waiting = head - self.tail
         if waiting < 0 or waiting > abi.RING_RECORDS:
             # A library that began again, or a process that writes there itself.
             taken.skipped += min(abs(waiting), abi.RING_RECORDS)
             self.tail = head
-            return taken
-        left = min(waiting, limit, MAX_A_TURN)
+            return
+        left = min(waiting, limit)
         while left:
             at = self.tail % abi.RING_RECORDS
             count = min(left, abi.RING_RECORDS - at)
@@ -126,7 +217,6 @@ class Ring:
                 else:
                     self._take_run(record, now_ns, taken)
             left -= count
-        return taken
 
     def _take_run(self, record: abi.Record, now_ns: int, taken: Taken) -> None:
         kind = _RUNS.get(record.type)
@@ -142,20 +232,28 @@ class Ring:
     def _take_frames(self, record: Iterable[int], taken: Taken) -> None:
         """`record`: the fields of abi.Frames."""
         _, _, part, parts, frames, correlation, _, _, *addresses = record
-        held = self._stacks.setdefault(correlation, [])
-        if frames > abi.FRAMES_EACH or part != len(held) or part >= parts:
+        held = self._stacks.get(correlation)
+        before = held.parts if held is not None else 0
+        if not 0 < frames <= abi.FRAMES_EACH or part != before or part >= parts:
             taken.wrong += 1
             self._drop_stack(correlation)
             return
-        held.append(tuple(addresses[:frames]))
-        self._addresses += frames
-        while len(self._stacks) > STACKS_HELD or self._addresses > ADDRESSES_HELD:
+        if held is None:
+            held = self._stacks[correlation] = _Stack()
+            self._stack_bytes += STACK_BYTES
+        held.parts += 1
+        held.addresses.extend(addresses[:frames])
+        self._stack_bytes += ADDRESS_BYTES * frames
+        while self._stack_bytes > MAX_STACK_BYTES:
             self._drop_stack(next(iter(self._stacks)))
+            self._stacks_dropped += 1
 
-    def _drop_stack(self, correlation: int) -> list[tuple[int, ...]]:
-        held = self._stacks.pop(correlation, [])
-        self._addresses -= sum(map(len, held))
-        return held
+    def _drop_stack(self, correlation: int) -> Iterable[int]:
+        held = self._stacks.pop(correlation, None)
+        if held is None:
+            return ()
+        self._stack_bytes -= held.bytes
+        return held.addresses
 
     def _run(self, record: abi.Record, kind: abi.Type, now_ns: int) -> Run | None:
         correlation, weight, moved = record.correlation, record.weight, record.bytes
@@ -183,7 +281,7 @@ class Ring:
             (record.block_0, record.block_1, record.block_2),
             record.shared_bytes,
             record.registers,
-            tuple(address for part in stack for address in part if address),
+            tuple(address for address in stack if address),
         )
 
     def _name(self, offset: int) -> str:
@@ -196,11 +294,12 @@ class Ring:
             return ""
         text = self._read_name(offset)
         if turn is not None:
-            turn.name_bytes -= len(text)
+            turn.name_bytes -= getsizeof(text)
         self._names[offset] = text
-        self._name_bytes += len(text)
-        while len(self._names) > MAX_NAMES or self._name_bytes > MAX_NAME_BYTES:
-            self._name_bytes -= len(self._names.popitem(last=False)[1])
+        self._name_bytes += ENTRY_BYTES + getsizeof(text)
+        while self._name_bytes > MAX_NAME_BYTES:
+            _, oldest = self._names.popitem(last=False)
+            self._name_bytes -= ENTRY_BYTES + getsizeof(oldest)
         return text
 
     def _read_name(self, offset: int) -> str:
