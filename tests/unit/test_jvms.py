@@ -61,7 +61,7 @@ class Code:
 
 
 class ChangingJvm:
-    def __init__(self, process, exports):
+    def __init__(self, process, exports, memory_of_all=None):
         self.code = Code()
         self.is_quiet = False
 

@@ -17,7 +17,7 @@ MAPPED = SimpleNamespace(file="node", bounds={0: (0, 1 << 20)}, code=[])
 
 
 class ReadableV8:
-    def __init__(self, process, resolver, exports):
+    def __init__(self, process, resolver, exports, memory_of_all=None):
         self.party = process.party
         self.code_left_out = 0
         self.layout = SimpleNamespace(for_kernel=lambda _: b"")

@@ -4,6 +4,7 @@ its rows need."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from itertools import dropwhile
 from operator import attrgetter
@@ -19,6 +20,7 @@ from sonde.collect.kernel import Kernel
 from sonde.collect.launch_sites import FRAMES_OF
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.resolve import KnownFrame, Resolver
+from sonde.resolve.frame_fields import frame_bytes
 from sonde.resolve.tracked_process import TrackedProcess
 from sonde.sinks.chunk import ChunkBuilder, columns_of
 from sonde.unwind.stop_reasons import TAIL_DROPPED
@@ -31,9 +33,13 @@ MAX_COUNTED_PROCESSES = 65_536
 _OWNER = attrgetter(*OWNER_COLUMNS)
 MAX_STACKS = 16_384
 """Stacks whose frames are remembered from chunk to chunk."""
-MAX_MADE = 131_072
-"""Frames made for these stacks, some 50 MB: a program may have a new one at each address, and a
-hundred in a stack."""
+MAX_BYTES = 40 << 20
+"""Memory of these stacks, of their frames and of the frames' texts, each frame once: a program may
+have a new one at each address, and a hundred in a stack."""
+_STACK_BYTES = 400
+"""Memory of a stack beside its frames, and of the entry that it has in a dictionary ..."""
+_PLACE_BYTES = 8
+"""... and of one place in it."""
 
 
 class _Stack(NamedTuple):
@@ -45,8 +51,11 @@ class _Stack(NamedTuple):
     """The kernel keeps it in several pieces."""
     party: int
     """Whose process had it first (`procfs.party_of`)."""
-    made: int
-    """Frames that were new with it."""
+
+    @property
+    def bytes(self) -> int:
+        """Memory that it takes beside its frames, about."""
+        return _STACK_BYTES + _PLACE_BYTES * len(self.frames)
 
 
 class Dictionary:
@@ -58,10 +67,14 @@ class Dictionary:
         self.stacks = StackReader(resolver, unwinding)
         self.thread_names = ThreadNames(resolver, unwinding)
         self._stacks: dict[int, _Stack] = {}
-        self._made = 0
-        """Frames that were new with the stacks that are remembered."""
-        self._made_before = 0
-        """Those made by the resolver until the last stack."""
+        self._held = _native.HeldFrames(frame_bytes)
+        """The frames of these stacks."""
+        self._stack_bytes = 0
+        """Of the stacks without their frames."""
+        self._new_bytes: Counter[int] = Counter()
+        """Memory of stacks that are new since the last chunk, by party."""
+        self._searched_bytes = 0
+        """Where there is more than this, stacks that may be forgotten are looked for again."""
         self._put_off: dict[int, TrackedProcess] = {}
         """Stacks with frames that have no name yet, with their process: the CPU time for names of
         its party was used up (`Resolver.is_put_off`)."""
@@ -83,6 +96,8 @@ class Dictionary:
         """Stacks resolved so far."""
         self.tails_dropped = 0
         """Long stacks of which the outer part was dropped before they were read."""
+        self.left_out = 0
+        """Stacks that were not kept: those of a party that are new in a chunk took too much."""
         self.names_cut = 0
         """Frames whose texts were cut, because those of a chunk were too long (`frame_texts`)."""
 
@@ -110,11 +125,35 @@ class Dictionary:
         self.stacks.python.close()
         self._forget_old()
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the stacks that are remembered, about."""
+        return self._held.bytes + self._stack_bytes
+
     def _forget_old(self) -> None:
-        while len(self._stacks) > MAX_STACKS or self._made > MAX_MADE:
-            oldest = next(iter(self._stacks))
-            self._made -= self._stacks.pop(oldest).made
-            self._put_off.pop(oldest, None)
+        while len(self._stacks) > MAX_STACKS or self.bytes > MAX_BYTES:
+            self._forget(next(iter(self._stacks)))
+        self._new_bytes.clear()
+        self._searched_bytes = 0
+
+    def _forget(self, stack_id: int) -> None:
+        known = self._stacks.pop(stack_id)
+        self._stack_bytes -= known.bytes
+        self._held.drop(known.frames)
+        self._put_off.pop(stack_id, None)
+
+    def _has_room(self, party: int) -> bool:
+        """Whether one more stack of a party may be kept for the current chunk. What the chunk does
+        not need goes first; then each party has an equal part."""
+        if self.bytes > MAX_BYTES and self.bytes > self._searched_bytes:
+            for stack_id in [it for it in self._stacks if it not in self._used_stacks]:
+                self._forget(stack_id)
+                if self.bytes <= MAX_BYTES * 3 // 4:
+                    break
+            self._searched_bytes = self.bytes + MAX_BYTES // 8
+        return self.bytes <= MAX_BYTES or (
+            self._new_bytes[party] <= MAX_BYTES // (1 + len(self._new_bytes))
+        )
 
     def ignore(self, batch: Batch) -> None:
         """Resolve nothing of a batch whose rows are not kept; drop its stacks in the kernel before
@@ -173,7 +212,7 @@ class Dictionary:
             for walk, frames in self.stacks.named(process, walks):
                 self.tails_dropped += walk.stop == TAIL_DROPPED
                 self._keep(process, walk.id, frames, walk.stop, in_library, walk.is_long)
-                if self._resolver.is_put_off(process):
+                if walk.id in self._stacks and self._resolver.is_put_off(process):
                     self._put_off[walk.id] = process
         # All of them, resolved before or not: the kernel stores a dropped stack again when it
         # occurs again.
@@ -217,13 +256,20 @@ class Dictionary:
         self.named += 1
         if in_library:
             frames = tuple(dropwhile(_is_of_library, frames))
-        made_before, self._made_before = self._made_before, self._resolver.counters.frames_new
-        made = self._made_before - made_before
+        party = process.party
         if (before := self._stacks.get(stack_id)) is not None:
-            self._made -= before.made
-        self._made += made
+            self._stack_bytes -= before.bytes
+            self._held.drop(before.frames)
+            del self._stacks[stack_id]
+        if not self._has_room(party):
+            self.left_out += 1
+            return
+        bytes_before = self.bytes
+        frames = self._held.add(frames)
         whole = is_whole(frames, stop)
-        self._stacks[stack_id] = _Stack(frames, whole, is_long, process.party, made)
+        known = self._stacks[stack_id] = _Stack(frames, whole, is_long, party)
+        self._stack_bytes += known.bytes
+        self._new_bytes[party] += self.bytes - bytes_before
 
     def _write_stacks(self, chunk: ChunkBuilder, stacks: list[int]) -> None:
         known = [self._stacks[stack_id] for stack_id in stacks]

@@ -82,6 +82,7 @@ LOSS_TEXT = {
     "requests": "requests to block devices that could not be followed",
     "names_put_off": "code locations without a name, because their user or container had used up"
     " the time for names; file and offset are kept",
+    "too_large": "stacks that were not kept: those of one user or container took too much memory",
     "texts_cut": "frames whose names were cut, because those of all frames of some seconds were too"
     " long together; names of other users and containers stay whole",
     "without_offset": "addresses of code in no file that became one frame for their whole mapping,"

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from sys import getsizeof
 from typing import Final, NamedTuple
 
 from sonde import procfs
-from sonde.model.code import Frame
+from sonde.model.code import Frame, KnownFrame
 from sonde.model.digests import blake2b
 from sonde.resolve.code_origin import origin_of_binary
 from sonde.resolve.mappings import Mapping
@@ -16,6 +17,8 @@ MAX_LABELS: Final = 1_024
 """Paths whose `Label` is cached."""
 MAX_NAME: Final = 128
 """Characters of a file name that a frame shows."""
+FRAME_BYTES: Final = 400
+"""Memory of a frame beside its texts: two tuples, their numbers, and an entry of a cache."""
 
 
 def frame_id(frame: Frame) -> int:
@@ -23,6 +26,14 @@ def frame_id(frame: Frame) -> int:
     content = "\0".join(map(str, frame))
     digest = blake2b(content.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
+
+
+def frame_bytes(known: KnownFrame) -> int:
+    """Memory of a frame and the texts that it alone may have, about."""
+    _, frame = known
+    return (
+        FRAME_BYTES + getsizeof(frame.function) + getsizeof(frame.file) + getsizeof(frame.binary)
+    )
 
 
 class Label(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Final
 from sonde.model.code import Frame, KnownFrame
 from sonde.resolve.allowance import Allowance
 from sonde.resolve.counters import Counters
-from sonde.resolve.frame_fields import frame_id, label_of
+from sonde.resolve.frame_fields import frame_bytes, frame_id, label_of
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 from sonde.resolve.naming_budget import NamingBudget
@@ -27,6 +27,8 @@ NEW_BURST: Final = 32_768
 starts."""
 NEW_A_SECOND: Final = 500
 """How many more each second."""
+MAX_BYTES: Final = 12 << 20
+"""Of frames that are remembered to be given again."""
 _JIT: Final = "[jit]"
 
 
@@ -38,7 +40,7 @@ class FramesWithoutFile:
         self._counters = counters
         self._budget = budget
         self._perf_maps = PerfMaps(counters, budget)
-        self._known: LruCache[Frame, KnownFrame] = LruCache(max_frames)
+        self._known: LruCache[Frame, KnownFrame] = LruCache(max_frames, MAX_BYTES, frame_bytes)
         self._new = Allowance(NEW_BURST, NEW_A_SECOND)
 
     def __len__(self) -> int:

@@ -25,7 +25,7 @@ from sonde.resolve.binaries import Binaries
 from sonde.resolve.binary import Binary, FileKey
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.counters import Counters
-from sonde.resolve.frame_fields import Label, frame_id, label_of
+from sonde.resolve.frame_fields import Label, frame_bytes, frame_id, label_of
 from sonde.resolve.frames_without_file import FramesWithoutFile
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
@@ -47,8 +47,12 @@ if TYPE_CHECKING:
 
 MAX_FRAMES: Final = 32_768
 """Frames kept by (file, offset)."""
+MAX_FRAME_BYTES: Final = 16 << 20
+"""Of those frames."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses in the caches of all processes together."""
+MAX_PROCESS_FRAME_BYTES: Final = 32 << 20
+"""Of their frames, where one that several processes have counts for each."""
 CACHE_BYTES: Final = 16 << 20
 """Symbol indices of files: enough for jaxlib (the largest known) and half a dozen large libraries,
 or for twenty large ones. Indices of the party that holds most are evicted first."""
@@ -143,7 +147,9 @@ class Resolver:
         """For reading which files processes map, and what these are."""
         self._put_off: set[TrackedProcess] = set()
         """Processes with frames that have no name yet."""
-        self._by_offset: LruCache[tuple[int, int, Label], KnownFrame] = LruCache(MAX_FRAMES)
+        self._by_offset: LruCache[tuple[int, int, Label], KnownFrame] = LruCache(
+            MAX_FRAMES, MAX_FRAME_BYTES, frame_bytes
+        )
         """Frames by the file's index, offset, and what is shown of its path."""
         self._without_file = FramesWithoutFile(self.counters, self.budget, MAX_FRAMES // 4)
         self.kernel_frames = _native.FrameCache()
@@ -154,6 +160,8 @@ class Resolver:
         self._cached_addresses = 0
         """Addresses in the caches of processes, at most: those that a process dropped still
         count."""
+        self._cached_bytes = 0
+        """Memory of their frames, likewise."""
         self._dropped_frames = 0
         """Frames dropped from the caches of processes and of the kernel, as these were full."""
 
@@ -400,13 +408,17 @@ class Resolver:
     ) -> None:
         if known is None:
             return
-        if self._cached_addresses >= MAX_PROCESS_FRAMES:
+        if (
+            self._cached_addresses >= MAX_PROCESS_FRAMES
+            or self._cached_bytes >= MAX_PROCESS_FRAME_BYTES
+        ):
             for it in self._with_frames:
                 self._dropped_frames += len(it.frames)
                 it.forget_frames()
             self._with_frames.clear()
-            self._cached_addresses = 0
+            self._cached_addresses = self._cached_bytes = 0
         self._cached_addresses += 1
+        self._cached_bytes += frame_bytes(known)
         self._with_frames.add(process)
         process.frames.put(*address, known, needs_reorder=known.frame.function == EVAL_FUNCTION)
 

@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from sys import getsizeof
 from typing import Final
 
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.frame_fields import frame_id
 from sonde.resolve.lru_cache import LruCache
@@ -35,6 +38,7 @@ from sonde.unwind.php_names import PhpNames
 from sonde.unwind.process_memory import ProcessMemory, read_exactly
 from sonde.unwind.ruby_layout import ruby_layout
 from sonde.unwind.ruby_names import RubyNames
+from sonde.unwind.runtime_memory import MOST_BYTES, RuntimeMemory
 from sonde.unwind.v8 import Range
 
 MAX_ENGINES: Final = 256
@@ -54,6 +58,11 @@ _GENERATED: Final = ("", "/dev/zero")
 """Paths of mappings of no file: private, and shared with forked processes."""
 MAX_FUNCTIONS: Final = 4_096
 """Of one engine, each a name and a path."""
+MAX_FUNCTION_BYTES: Final = 4 << 20
+"""Of those together."""
+MAX_FILES: Final = 512
+_FUNCTION_BYTES: Final = 300
+"""Memory of a function beside its texts."""
 MAX_CACHED_FRAMES: Final = 16_384
 TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its memory may have another by then."""
@@ -85,7 +94,12 @@ def is_empty_loop(known: KnownFrame) -> bool:
     return known.id in _EMPTY_IDS
 
 
-class Engine:
+def _function_bytes(known: tuple[Function, int]) -> int:
+    function = known[0]
+    return _FUNCTION_BYTES + getsizeof(function.name) + getsizeof(function.file)
+
+
+class Engine(RuntimeMemory):
     """One running Ruby or PHP."""
 
     def __init__(
@@ -95,13 +109,15 @@ class Engine:
         bias: int,
         is_musl: bool,
         loop_rule: Rule | None,
+        memory_of_all: PartyMemory | None = None,
     ) -> None:
-        """`bias`: at which its file is loaded; `loop_rule`: of its evaluation loop.
+        """`bias`: at which its file is loaded; `loop_rule`: of its evaluation loop;
+        `memory_of_all`: see RuntimeMemory.
 
         Raises UnsupportedEngineError, OSError; ValueError where its memory is not initialized yet.
         """
+        super().__init__(process, memory_of_all)
         self._process = process
-        self.party = process.party
         self.language = found.language
         layout: ChainLayout
         self.generated: Rule | None
@@ -127,12 +143,24 @@ class Engine:
             raise
         self.for_kernel = layout.for_kernel(root, found.evaluation, bias, is_musl)
         """`struct unwind_chain`."""
-        self._functions: LruCache[int, tuple[Function, int]] = LruCache(MAX_FUNCTIONS)
-        """(function, time when it was read in ns) by address, plus 1 of native ones."""
-        self._files: LruCache[str, str] = LruCache(MAX_FUNCTIONS)
-        """Paths as they are shown."""
-        self._frames = _native.FrameCache()
+        self._functions: LruCache[int, tuple[Function, int]] = self._no_functions()
+        """(function with its file as it is shown, time when it was read in ns) by address, plus 1
+        of native ones."""
+        self._files: LruCache[int, str] = LruCache(MAX_FILES)
+        """Paths as they are shown, by hash of the whole one: that may be long."""
         self._frames_since_ns = 0
+
+    @staticmethod
+    def _no_functions() -> LruCache[int, tuple[Function, int]]:
+        return LruCache(MAX_FUNCTIONS, MAX_FUNCTION_BYTES, _function_bytes)
+
+    @property
+    def _name_bytes(self) -> int:
+        return self._functions.bytes
+
+    def _forget_names(self) -> None:
+        self._functions = self._no_functions()
+        self._files = LruCache(MAX_FILES)
 
     def name_at(self, address: int) -> JitName | None:
         """None: code of a JIT compiler has its names in frames, not by address."""
@@ -142,7 +170,9 @@ class Engine:
         """Frames by the two words of a walk, as far as they are known."""
         now_ns = time.monotonic_ns()
         if now_ns > self._frames_since_ns + TRUST_NS or len(self._frames) > MAX_CACHED_FRAMES:
-            self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
+            self._forget_frames()
+            self._frames_since_ns = now_ns
+            self._count()
         return self._frames
 
     def frame(self, word: int, where: int, cache: _native.FrameCache) -> KnownFrame:
@@ -154,6 +184,8 @@ class Engine:
             return known
         known = self._read(at, bool(word & CHAIN_NATIVE), where & _ADDRESS)
         cache.put(word, where, known)
+        self._count_frame(known)
+        self._count()
         return known
 
     def _read(self, at: int, is_native: bool, place: int) -> KnownFrame:
@@ -162,7 +194,8 @@ class Engine:
         function, read_ns = self._functions.get(key) or (None, 0)
         if function is None or now_ns > read_ns + TRUST_NS:
             try:
-                function = self._names.read(self._memory, at, is_native, self._process.pid)
+                found = self._names.read(self._memory, at, is_native, self._process.pid)
+                function = dataclasses.replace(found, file=self._shown(found.file))
             except FAILURES:
                 if function is None:
                     return UNREAD[self.language]
@@ -170,12 +203,19 @@ class Engine:
         line = function.line
         with suppress(*FAILURES):  # where it cannot be read, the first line of the function stays
             line = self._names.line_at(self._memory, function, place)
-        file = self._files.get(function.file)
-        if file is None:
-            file = shown_path(function.file, self._process.pid) if function.file else ""
-            self._files.put(function.file, file)
-        frame = Frame("jit", function.name, f"[{self.language}]", file=file, line=line)
+        frame = Frame("jit", function.name, f"[{self.language}]", file=function.file, line=line)
         return KnownFrame(frame_id(frame), frame)
+
+    def _shown(self, path: str) -> str:
+        """A path as it is shown; '' stays."""
+        if not path:
+            return ""
+        key = hash(path)
+        known = self._files.get(key)
+        if known is None:
+            known = shown_path(path, self._process.pid)
+            self._files.put(key, known)
+        return known
 
     def close(self) -> None:
         """Close its memory for good. What is known stays."""
@@ -214,9 +254,16 @@ def _root(memory: ProcessMemory, found: FoundEngine, bias: int, offset: int) -> 
 class Engines:
     """All engines, by pid."""
 
-    def __init__(self, maps: _native.UnwindMaps, budget: NamingBudget) -> None:
+    def __init__(
+        self,
+        maps: _native.UnwindMaps,
+        budget: NamingBudget,
+        memory_of_all: PartyMemory | None = None,
+    ) -> None:
+        """`memory_of_all`: that all runtimes share."""
         self._maps = maps
         self._budget = budget
+        self._memory_of_all = memory_of_all or PartyMemory(MOST_BYTES)
         self._tables: dict[Rule, int] = {}
         """Tables for generated code, each of one rule."""
         self._loaded: dict[int, Engine] = {}
@@ -269,7 +316,9 @@ class Engines:
             return None
         try:
             with self._budget.charged(process.party):
-                engine = Engine(process, found, bias, is_musl, loop_rule)
+                engine = Engine(
+                    process, found, bias, is_musl, loop_rule, self._memory_of_all
+                )
         except UnsupportedEngineError as error:
             self._refuse(process.key, str(error))
         except FAILURES:

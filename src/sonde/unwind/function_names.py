@@ -7,12 +7,15 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from sonde.procfs.long_texts import short_end
 from sonde.unwind.process_memory import Memory
 from sonde.unwind.python_code import short_path
 
 MAX_LINE: Final = 1 << 24
 FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
 """What reading memory that holds anything raises: it ends early, or its numbers lead nowhere."""
+MAX_LENGTH: Final = 1 << 20
+"""Of a text in memory, for its length to be taken as one."""
 _INSTALLED: Final = ("/gems/", "/vendor_ruby/", "/site_ruby/", "/vendor/")
 """Folders of libraries: a file is shown from there on."""
 
@@ -48,9 +51,16 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def skipped_bytes(length: int, limit: int) -> int:
+    """How many bytes to skip so that the last `limit` of a text are read; 0 of one that is so long
+    that its length is none."""
+    return length - limit if limit < length <= MAX_LENGTH else 0
+
+
 def shown_path(path: str, pid: int) -> str:
-    """A source file as frames show it: from its library or project on, never a full path."""
+    """A source file as frames show it: from its library or project on, never a full path; of a long
+    one its end."""
     for folder in _INSTALLED:
         if folder in path:
-            return path.rpartition(folder)[2]
-    return short_path(path, pid)
+            return short_end(path.rpartition(folder)[2])
+    return short_end(short_path(path, pid))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from sonde.procfs.long_texts import short_end, short_name
 from sonde.resolve.lru_cache import LruCache
 from sonde.unwind.hotspot_layout import HotspotLayout
 from sonde.unwind.process_memory import Memory, read_exactly, read_word
@@ -22,6 +23,8 @@ MAX_LINES_BYTES: Final = 4096
 MAX_ALL_BYTES: Final = 4 << 20
 """Of names and line tables of one JVM. Beyond it, all are read again when they are needed."""
 MAX_LINE: Final = 1 << 16
+_METHOD_BYTES: Final = 250
+"""Memory of a method beside those."""
 TRUST_NS: Final = 10_000_000_000
 """How long a method is used before it is read again: its class may be unloaded."""
 _HIDDEN: Final = re.compile(r"[+/.]0x[0-9a-f]+$")
@@ -61,7 +64,7 @@ class JavaMethod:
     @property
     def bytes(self) -> int:
         """Memory that it takes, about."""
-        return sum(sys.getsizeof(it) for it in (self.name, self.file, self.lines))
+        return _METHOD_BYTES + sum(sys.getsizeof(it) for it in (self.name, self.file, self.lines))
 
 
 class JavaMethods:
@@ -75,6 +78,16 @@ class JavaMethods:
         self.drops = 0
         """How often all were dropped, as they took too much memory."""
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the known ones, at most."""
+        return self._bytes
+
+    def forget(self) -> None:
+        """Drop all."""
+        self._known, self._bytes = LruCache(MAX_METHODS), 0
+        self.drops += 1
+
     def find(self, memory: Memory, at: int, now_ns: int) -> JavaMethod | None:
         """The method at an address, if need be as it was read before; None: it was never read."""
         known = self._known.get(at)
@@ -86,8 +99,8 @@ class JavaMethods:
             return known
         self._bytes += found.bytes - (known.bytes if known is not None else 0)
         if self._bytes > MAX_ALL_BYTES:
-            self._known, self._bytes = LruCache(MAX_METHODS), found.bytes
-            self.drops += 1
+            self.forget()
+            self._bytes = found.bytes
         self._known.put(at, found)
         return found
 
@@ -121,8 +134,8 @@ class JavaMethods:
             end = max((it[2] for it in _entries(table, layout.skips_zero)), default=0)
             lines = table[:end]
         return JavaMethod(
-            f"{_HIDDEN.sub('', owner).replace('/', '.')}.{method}",
-            file.rpartition("/")[2],
+            short_name(f"{_HIDDEN.sub('', owner).replace('/', '.')}.{method}"),
+            short_end(file.rpartition("/")[2]),
             bytecode,
             code_size,
             lines,

@@ -11,6 +11,7 @@ from typing import Final
 
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.frame_fields import frame_id
@@ -20,6 +21,7 @@ from sonde.unwind.hotspot_code import MAX_BLOBS, MAX_ROWS, HotspotCode
 from sonde.unwind.hotspot_layout import EXPORTS, UnsupportedJvmError, read_layout
 from sonde.unwind.java_methods import TRUST_NS, JavaMethods
 from sonde.unwind.process_memory import ProcessMemory
+from sonde.unwind.runtime_memory import MOST_BYTES, RuntimeMemory
 
 LIBRARY: Final = "libjvm.so"
 JAVA_FRAME: Final = 1
@@ -54,11 +56,18 @@ UNREAD: Final = KnownFrame(frame_id(_UNKNOWN), _UNKNOWN)
 _FAILURES: Final = (OSError, ValueError, LookupError, ArithmeticError, struct.error)
 
 
-class Jvm:
+class Jvm(RuntimeMemory):
     """One running JVM."""
 
-    def __init__(self, process: TrackedProcess, exports: dict[str, int]) -> None:
-        """`exports`: addresses in its memory. Raises UnsupportedJvmError, OSError."""
+    def __init__(
+        self,
+        process: TrackedProcess,
+        exports: dict[str, int],
+        memory_of_all: PartyMemory | None = None,
+    ) -> None:
+        """`exports`: addresses in its memory; `memory_of_all`: see RuntimeMemory. Raises
+        UnsupportedJvmError, OSError."""
+        super().__init__(process, memory_of_all)
         self._memory = ProcessMemory(*process.key)
         try:
             self._layout = read_layout(self._memory, exports)
@@ -67,10 +76,16 @@ class Jvm:
             raise
         self.code = HotspotCode(self._layout)
         self._methods = JavaMethods(self._layout)
-        self._frames = _native.FrameCache()
         self._frames_since_ns = 0
         self._frames_drops = 0
         """`drops` of the methods that the frames were made of."""
+
+    @property
+    def _name_bytes(self) -> int:
+        return self._methods.bytes
+
+    def _forget_names(self) -> None:
+        self._methods.forget()
 
     def refresh(self) -> bool:
         """Look for new code. Returns whether anything changed. Raises OSError, ValueError."""
@@ -88,6 +103,7 @@ class Jvm:
         if not blob.method:
             return JitName("jit", blob.kind) if blob.kind else None
         method = self._methods.find(self._memory, blob.method, time.monotonic_ns())
+        self._count()
         return JitName("jit", method.name, method.file) if method is not None else None
 
     def frame_cache(self) -> _native.FrameCache:
@@ -98,8 +114,9 @@ class Jvm:
             or len(self._frames) > MAX_CACHED_FRAMES
             or self._frames_drops != self._methods.drops
         ):
-            self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
-            self._frames_drops = self._methods.drops
+            self._forget_frames()
+            self._frames_since_ns, self._frames_drops = now_ns, self._methods.drops
+            self._count()
         return self._frames
 
     def frame(self, method: int, bytecode: int, cache: _native.FrameCache) -> KnownFrame:
@@ -114,6 +131,8 @@ class Jvm:
             frame = Frame("jit", found.name, "[jit]", file=found.file, line=line)
             known = KnownFrame(frame_id(frame), frame)
         cache.put(method, bytecode, known)
+        self._count_frame(known)
+        self._count()
         return known
 
     def close(self) -> None:
@@ -187,9 +206,16 @@ def _left(most: int, held: Iterable[tuple[int, int]], party: int) -> int:
 class Jvms:
     """All JVMs, by pid."""
 
-    def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
+    def __init__(
+        self,
+        maps: _native.UnwindMaps,
+        resolver: Resolver,
+        memory_of_all: PartyMemory | None = None,
+    ) -> None:
+        """`memory_of_all`: that all runtimes share."""
         self._maps = maps
         self._resolver = resolver
+        self._memory_of_all = memory_of_all or PartyMemory(MOST_BYTES)
         self._loaded: dict[int, _Loaded] = {}
         self._attempts = Attempts()
         self.refused = 0
@@ -242,7 +268,7 @@ class Jvms:
             with charged, suppress(UnsupportedJvmError, OSError):
                 exports = _native.exported_addresses(library, EXPORTS)
                 addresses = {name: at + bias for name, at in exports.items()}
-                found = _Loaded(Jvm(process, addresses), process.party)
+                found = _Loaded(Jvm(process, addresses, self._memory_of_all), process.party)
                 self._attempts.has_worked(process.key)
                 return found
         self.refused += attempts + 1 == ATTEMPTS

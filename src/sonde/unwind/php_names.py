@@ -10,14 +10,16 @@ from __future__ import annotations
 import struct
 from typing import Final
 
+from sonde.procfs.long_texts import short_name
 from sonde.unwind import php_layout as of
-from sonde.unwind.function_names import FAILURES, MAX_LINE, Function, one_line
+from sonde.unwind.function_names import FAILURES, MAX_LINE, Function, one_line, skipped_bytes
 from sonde.unwind.php_layout import PhpLayout
 from sonde.unwind.process_memory import Memory, read_exactly, read_word
 
 MAX_NAME: Final = 256
 """Bytes of a name."""
 MAX_PATH: Final = 4096
+"""Bytes of a path; of a longer one the last ones."""
 _HEAD_BYTES: Final = 24
 MAIN: Final = "{main}"
 """What PHP's own traces call the code of a file."""
@@ -44,15 +46,17 @@ class PhpNames:
             except FAILURES:
                 pass  # the class cannot be read: the function's name alone
         if kind == of.INTERNAL_FUNCTION:
-            return Function(text or _UNNAMED, "", 0)
+            return Function(short_name(text) or _UNNAMED, "", 0)
         if kind not in (of.USER_FUNCTION, of.EVAL_CODE):
             raise ValueError("no function")
-        path = _text(memory, read_word(memory, at + self._layout.filename), MAX_PATH)
+        file = read_word(memory, at + self._layout.filename)
+        path = one_line(_text(memory, file, MAX_PATH, from_end=True))
         lines = read_exactly(memory, 8, at + self._layout.first_line)
         first, last = struct.unpack("<II", lines)
         if not text:
             text = _EVAL if kind == of.EVAL_CODE else MAIN
-        return Function(text, path, first if first < MAX_LINE else 0, place=1, last_line=last)
+        first = first if first < MAX_LINE else 0
+        return Function(short_name(text), path, first, place=1, last_line=last)
 
     def line_at(self, memory: Memory, function: Function, place: int) -> int:
         """The line of the instruction (zend_op) at `place`; the function's first line where that is
@@ -63,11 +67,14 @@ class PhpNames:
         return line if function.line <= line <= function.last_line else function.line
 
 
-def _text(memory: Memory, pointer: int, limit: int) -> str:
-    """The text of a zend_string. Raises OSError, ValueError."""
+def _text(memory: Memory, pointer: int, limit: int, from_end: bool = False) -> str:
+    """The text of a zend_string, of which at most `limit` bytes are read, the first or the last
+    ones. Raises OSError, ValueError."""
     if not pointer or pointer & 7:
         raise ValueError("no pointer to a string")
     length = read_word(memory, pointer + of.STRING_LENGTH)
     if not length:
         return ""
-    return memory.read_at(min(length, limit), pointer + of.STRING_TEXT).decode("utf-8", "replace")
+    skipped = skipped_bytes(length, limit) if from_end else 0
+    at = pointer + of.STRING_TEXT + skipped
+    return memory.read_at(min(length, limit), at).decode("utf-8", "replace")

@@ -23,8 +23,9 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde.model.code import Frame, KnownFrame
+from sonde.procfs.long_texts import short_end, short_name
 from sonde.resolve.code_origin import origin_of_source
-from sonde.resolve.frame_fields import frame_id
+from sonde.resolve.frame_fields import FRAME_BYTES, frame_bytes, frame_id
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.shared_texts import shared
 from sonde.resolve.tracked_process import TrackedProcess
@@ -38,16 +39,24 @@ INTERPRETED_FRAME: Final = 1 << 63
 the first word is a code object, the second the position in it."""
 MAX_CODE: Final = 32_768
 """Code objects of all processes."""
+MAX_CODE_BYTES: Final = 16 << 20
+"""Of those together, without line tables."""
 MAX_TEXT: Final = 512
-"""Characters of a name or path."""
+"""Characters of a name or path; of a longer path the last ones."""
 MAX_LINE: Final = 1 << 31
 MAX_LINES_BYTES: Final = 1 << 18
 """Of one line table; instructions beyond it get the last line before."""
 MAX_ALL_LINES_BYTES: Final = 8 << 20
 """Of all line tables. Evicted ones are read again for a new instruction."""
 MAX_FRAMES: Final = 65_536
+MAX_FRAME_BYTES: Final = 24 << 20
+"""Of those frames, where texts that several have count for each."""
 MAX_CACHED_FRAMES: Final = 16_384
 """In the caches of processes, by which native code names whole stacks; then they are cleared."""
+MAX_CACHED_BYTES: Final = 24 << 20
+"""Of frames that were put there since they were cleared."""
+_CODE_BYTES: Final = 400
+"""Memory of a code object beside what its head and its texts take."""
 TRUST_NS: Final = 200_000_000
 """How long a code object is used without checking its memory again, if not set otherwise."""
 LONGER_TRUST_NS: Final = 10_000_000_000
@@ -75,6 +84,10 @@ class _CodeObject:
     checked_ns: int
     """When `head` was last found unchanged."""
     number: int = field(default_factory=lambda: next(_numbers))
+
+
+def _code_bytes(code: _CodeObject) -> int:
+    return _CODE_BYTES + sum(map(sys.getsizeof, (code.head, code.function, code.file)))
 
 
 class _LineTables:
@@ -107,12 +120,17 @@ class PythonCode:
     """The code objects of all processes, and the frames made of them."""
 
     def __init__(self, max_line_table_bytes: int = MAX_ALL_LINES_BYTES) -> None:
-        self._known: LruCache[tuple[int, int, int], _CodeObject] = LruCache(MAX_CODE)
-        self._frames: LruCache[tuple[int, int], KnownFrame] = LruCache(MAX_FRAMES)
+        self._known: LruCache[tuple[int, int, int], _CodeObject] = LruCache(
+            MAX_CODE, MAX_CODE_BYTES, _code_bytes
+        )
+        self._frames: LruCache[tuple[int, int], KnownFrame] = LruCache(
+            MAX_FRAMES, MAX_FRAME_BYTES, frame_bytes
+        )
         """By number of the code object and offset of the instruction."""
         self._line_tables = _LineTables(max_line_table_bytes)
         self._caches: dict[tuple[int, int], _native.FrameCache] = {}
         """Of each process: frames by the two words of a stack walk."""
+        self._cached_bytes = 0
         self._put_off: set[tuple[int, int]] = set()
         """Processes with frames in their caches that are to be read later."""
         self._memory: tuple[tuple[int, int], ProcessMemory] | None = None
@@ -147,10 +165,12 @@ class PythonCode:
         if len(lineage) > 1:
             # It has ended: each frame may be in another process's memory.
             return _native.FrameCache()
+        if self._cached_bytes > MAX_CACHED_BYTES:
+            self._clear_caches()
         cache = self._caches.get(process.key)
         if cache is None:
             if sum(map(len, self._caches.values())) > MAX_CACHED_FRAMES:
-                self._caches, self._put_off = {}, set()
+                self._clear_caches()
             cache = self._caches[process.key] = _native.FrameCache()
             return cache
         if len(cache) > MAX_CACHED_FRAMES or (process.key in self._put_off and not is_over()):
@@ -170,6 +190,9 @@ class PythonCode:
                 cache.drop(code)
         return cache
 
+    def _clear_caches(self) -> None:
+        self._caches, self._put_off, self._cached_bytes = {}, set(), 0
+
     def put_off(
         self, process: TrackedProcess, code: int, where: int, cache: _native.FrameCache
     ) -> KnownFrame:
@@ -177,6 +200,7 @@ class PythonCode:
         if self._caches.get(process.key) is cache:
             self._put_off.add(process.key)
         cache.put(code, where, UNREAD)
+        self._cached_bytes += FRAME_BYTES
         return UNREAD
 
     def frame(
@@ -197,9 +221,11 @@ class PythonCode:
             found = self._find(process, python, code, where)
             if found is not None:
                 cache.put(code, where, found, absent=found is NO_FRAME)
+                self._cached_bytes += frame_bytes(found)
                 return found
         self.unread += 1
         cache.put(code, where, UNREAD)  # until its code object is checked again
+        self._cached_bytes += FRAME_BYTES
         return UNREAD
 
     def _find(
@@ -304,7 +330,7 @@ def _read(
     *texts, sizes = memory.read_many([(40, filename), (40, name), (8, table + 16)])
     (length,) = struct.unpack("<q", sizes)
     (of_file, file_kind), (of_name, name_kind) = (
-        _text_part(text, at, python.version)
+        _text_part(text, at, python.version, from_end=at == filename)
         for text, at in zip(texts, (filename, name), strict=True)
     )
     parts = [of_file, of_name, (max(0, min(length, MAX_LINES_BYTES)), table + 32)]
@@ -314,8 +340,8 @@ def _read(
     file = _printable(found[0], file_kind, of_file[0])
     code = _CodeObject(
         head=head,
-        function=shared(_printable(found[1], name_kind, of_name[0])),
-        file=shared(short_path(file, pid)),
+        function=shared(short_name(_printable(found[1], name_kind, of_name[0]))),
+        file=shared(short_end(short_path(file, pid))),
         origin=origin_of_source(file).value,
         first_line=first_line,
         lines=None,
@@ -330,13 +356,17 @@ def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
     return memory.read_at(max(0, min(length, MAX_LINES_BYTES)), at + 32)
 
 
-def _text_part(head: bytes, at: int, version: tuple[int, int]) -> tuple[tuple[int, int], int]:
+def _text_part(
+    head: bytes, at: int, version: tuple[int, int], *, from_end: bool
+) -> tuple[tuple[int, int], int]:
     """Where the characters of a str are, (size, address), and how many bytes each has; 0 for an
     invalid kind. A str: PyASCIIObject or PyCompactUnicodeObject (Include/cpython/unicodeobject.h),
     whose first 40 bytes are `head`."""
     length, _, state = struct.unpack_from("<qqI", head, 16)
     kind, _, begin = text_shape(state, version)
-    return (max(0, min(length, MAX_TEXT)) * max(kind, 1), at + begin), kind
+    skipped = max(0, length - MAX_TEXT) * max(kind, 1) if from_end else 0
+    size = max(0, min(length, MAX_TEXT)) * max(kind, 1)
+    return (size, at + begin + skipped), kind
 
 
 def _printable(raw: bytes, kind: int, size: int) -> str:

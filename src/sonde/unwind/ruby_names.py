@@ -10,20 +10,25 @@ from __future__ import annotations
 import struct
 from contextlib import suppress
 from itertools import islice
+from sys import getsizeof
 from typing import Final
 
+from sonde.procfs.long_texts import short_name
 from sonde.resolve.lru_cache import LruCache
 from sonde.unwind import ruby_layout as of
-from sonde.unwind.function_names import FAILURES, MAX_LINE, Function, one_line
+from sonde.unwind.function_names import FAILURES, MAX_LINE, Function, one_line, skipped_bytes
 from sonde.unwind.process_memory import Memory, read_exactly, read_word
 from sonde.unwind.ruby_layout import RubyLayout
 
 MAX_NAME: Final = 256
 """Bytes of a name."""
 MAX_PATH: Final = 4096
+"""Bytes of a path; of a longer one the last ones."""
 MAX_LINES: Final = 1 << 20
 """Rows of an instruction sequence's table of lines."""
 MAX_IDS: Final = 4_096
+MAX_ID_BYTES: Final = 128 << 10
+"""Of the names of methods in C that are kept of one Ruby."""
 MAX_SEARCHED_BYTES: Final = 1 << 20
 """Of Ruby's variables, in which the table of symbols is searched."""
 MAX_CANDIDATES: Final = 64
@@ -44,7 +49,7 @@ class RubyNames:
         self._variables = variables, end
         self._symbols: int | None = None
         """Address of the table of symbols; 0: not found, None: not looked for."""
-        self._ids: LruCache[int, str] = LruCache(MAX_IDS)
+        self._ids: LruCache[int, str] = LruCache(MAX_IDS, MAX_ID_BYTES, getsizeof)
 
     def read(self, memory: Memory, at: int, is_native: bool, pid: int) -> Function:
         """The function at an address: an instruction sequence, or the entry of a method in C.
@@ -57,7 +62,7 @@ class RubyNames:
         raw = read_exactly(memory, _BODY_BYTES, body)
         path, label = (struct.unpack_from("<Q", raw, it)[0] for it in (of.PATH, of.LABEL))
         return Function(
-            one_line(self._text(memory, label, MAX_NAME)) or _UNNAMED,
+            short_name(one_line(self._text(memory, label, MAX_NAME))) or _UNNAMED,
             self._path(memory, path),
             0,
             place=body,
@@ -101,13 +106,14 @@ class RubyNames:
         if flags & of.T_MASK == of.T_ARRAY:
             given, real = struct.unpack("<QQ", read_exactly(memory, 16, _items(memory, pointer)))
             try:
-                return self._text(memory, real, MAX_PATH)
+                return one_line(self._text(memory, real, MAX_PATH, from_end=True))
             except FAILURES:
                 pointer = given
-        return self._text(memory, pointer, MAX_PATH)
+        return one_line(self._text(memory, pointer, MAX_PATH, from_end=True))
 
-    def _text(self, memory: Memory, pointer: int, limit: int) -> str:
-        """The text of a String. Raises OSError; ValueError where it is none."""
+    def _text(self, memory: Memory, pointer: int, limit: int, from_end: bool = False) -> str:
+        """The text of a String, of which at most `limit` bytes are read, the first or the last
+        ones. Raises OSError; ValueError where it is none."""
         if pointer & 7:
             raise ValueError("no pointer to an object")
         flags, _, length, second = struct.unpack("<QQqQ", read_exactly(memory, 32, pointer))
@@ -120,6 +126,8 @@ class RubyNames:
             length = flags >> 14 & 0x1F
         if length <= 0:
             return ""
+        if from_end:
+            at += skipped_bytes(length, limit)
         return memory.read_at(min(length, limit), at).decode("utf-8", "replace")
 
     def _name_of_entry(self, memory: Memory, at: int) -> str:
@@ -143,7 +151,7 @@ class RubyNames:
         if not self._symbols:
             return _UNNAMED
         serial = number if number <= self._layout.last_operator else number >> of.ID_SCOPE_BITS
-        name = one_line(self._symbol(memory, self._symbols, serial)) or _UNNAMED
+        name = short_name(one_line(self._symbol(memory, self._symbols, serial))) or _UNNAMED
         self._ids.put(number, name)
         return name
 

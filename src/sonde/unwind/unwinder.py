@@ -18,6 +18,7 @@ from typing import Final
 
 from sonde import _native, procfs
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve import Resolver
 from sonde.resolve.binary import Binary
 from sonde.resolve.lru_cache import LruCache
@@ -29,6 +30,7 @@ from sonde.unwind.jvm import LIBRARY, Jvm, Jvms
 from sonde.unwind.load_bias import load_bias
 from sonde.unwind.paging import Paging
 from sonde.unwind.preload import startup_files
+from sonde.unwind.runtime_memory import MOST_BYTES
 from sonde.unwind.stop_reasons import STOP_REASONS
 from sonde.unwind.table_cache import TableCache
 from sonde.unwind.v8 import V8, V8s
@@ -105,9 +107,10 @@ class Unwinder:
         """Walks of each process at the last eviction."""
         self._pythons: LruCache[tuple[int, int], tuple[Interpreter, int]] = LruCache(MAX_PYTHONS)
         """With the bias at which its file is loaded."""
-        self._jvms = Jvms(self._maps, resolver)
-        self._v8s = V8s(self._maps, resolver)
-        self._engines = Engines(self._maps, resolver.budget)
+        runtimes = PartyMemory(MOST_BYTES)
+        self._jvms = Jvms(self._maps, resolver, runtimes)
+        self._v8s = V8s(self._maps, resolver, runtimes)
+        self._engines = Engines(self._maps, resolver.budget, runtimes)
         self.left_out = 0
         """How often a table or a process did not fit into the kernel's maps."""
         self.delayed = 0

@@ -12,6 +12,7 @@ from typing import Final
 
 from sonde import _native
 from sonde.model.code import Frame, KnownFrame
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve import Resolver
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.frame_fields import frame_id
@@ -19,6 +20,7 @@ from sonde.resolve.mappings import Mapping
 from sonde.resolve.tracked_process import JitName, TrackedProcess
 from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S, Attempts
 from sonde.unwind.process_memory import ProcessMemory
+from sonde.unwind.runtime_memory import MOST_BYTES, RuntimeMemory
 from sonde.unwind.v8_code import V8Codes
 from sonde.unwind.v8_functions import TRUST_NS, V8Functions
 from sonde.unwind.v8_layout import EXPORTS, MARK, UnsupportedV8Error, V8Layout, read_layout
@@ -48,15 +50,20 @@ Range = tuple[int, int, int, int]
 """(start, end, bias, table), as `UnwindMaps.set_process` takes it."""
 
 
-class V8:
+class V8(RuntimeMemory):
     """One running V8."""
 
     def __init__(
-        self, process: TrackedProcess, resolver: Resolver, exports: dict[str, int]
+        self,
+        process: TrackedProcess,
+        resolver: Resolver,
+        exports: dict[str, int],
+        memory_of_all: PartyMemory | None = None,
     ) -> None:
-        """`exports`: addresses in its memory. Raises UnsupportedV8Error, OSError."""
+        """`exports`: addresses in its memory; `memory_of_all`: see RuntimeMemory. Raises
+        UnsupportedV8Error, OSError."""
+        super().__init__(process, memory_of_all)
         self._process = process
-        self.party = process.party
         self._resolver = resolver
         self._memory = ProcessMemory(*process.key)
         try:
@@ -66,7 +73,6 @@ class V8:
             raise
         self._functions = V8Functions(self.layout)
         self.codes = V8Codes(self.layout, self._functions)
-        self._frames = _native.FrameCache()
         self._frames_since_ns = 0
         self._frames_drops = 0
         """`drops` of the functions that the frames were made of."""
@@ -75,6 +81,15 @@ class V8:
         self._inlined_frames = 0
         self.code_left_out = 0
         """Ranges of generated code beyond MAX_GENERATED when it was last loaded."""
+
+    @property
+    def _name_bytes(self) -> int:
+        return self._functions.bytes
+
+    def _forget_names(self) -> None:
+        self._functions.forget()
+        self.codes.forget()
+        self.inlined, self._inlined_frames = {}, 0
 
     def name_at(self, address: int) -> JitName | None:
         """None: generated code has its names in frames, not by address."""
@@ -89,9 +104,10 @@ class V8:
             or self._inlined_frames >= MAX_CACHED_FRAMES
             or self._frames_drops != self._functions.drops
         ):
-            self._frames, self._frames_since_ns = _native.FrameCache(), now_ns
-            self._frames_drops = self._functions.drops
+            self._forget_frames()
+            self._frames_since_ns, self._frames_drops = now_ns, self._functions.drops
             self.inlined, self._inlined_frames = {}, 0
+            self._count()
         return self._frames
 
     def frame(self, word: int, where: int, cache: _native.FrameCache) -> KnownFrame:
@@ -109,6 +125,9 @@ class V8:
             self.inlined[word, where] = inlined
             self._inlined_frames += len(inlined)
         cache.put(word, where, known, needs_reorder=bool(inlined))
+        for one in found:
+            self._count_frame(one)
+        self._count()
         return known
 
     def _frames_at(self, shared: int, code: int, place: int, is_builtin: bool) -> list[KnownFrame]:
@@ -139,8 +158,15 @@ class V8:
 class V8s:
     """All V8s, by pid."""
 
-    def __init__(self, maps: _native.UnwindMaps, resolver: Resolver) -> None:
+    def __init__(
+        self,
+        maps: _native.UnwindMaps,
+        resolver: Resolver,
+        memory_of_all: PartyMemory | None = None,
+    ) -> None:
+        """`memory_of_all`: that all runtimes share."""
         self._maps = maps
+        self._memory_of_all = memory_of_all or PartyMemory(MOST_BYTES)
         self._resolver = resolver
         self._loaded: dict[int, V8] = {}
         self._attempts = Attempts()
@@ -179,7 +205,7 @@ class V8s:
                     break
                 with suppress(UnsupportedV8Error, OSError):
                     addresses = {name: at + bias for name, at in exports.items()}
-                    found = V8(process, self._resolver, addresses)
+                    found = V8(process, self._resolver, addresses, self._memory_of_all)
                     self._attempts.has_worked(process.key)
                     return found
         # A small program may still load a library with V8. A file without V8 is no loss.

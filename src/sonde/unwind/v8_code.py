@@ -65,6 +65,11 @@ class V8Codes:
         self.generated: Sequence[tuple[int, int]] = ()
         """Start and end of the memory that generated code is in."""
 
+    def forget(self) -> None:
+        """Drop all, as the functions were."""
+        self._known, self._drops = LruCache(MAX_CODES), self._functions.drops
+        self._starts = []
+
     def calls_at(
         self, memory: Memory, function: V8Function, at: int, place: int, now_ns: int
     ) -> list[tuple[V8Function, int]]:
@@ -75,8 +80,7 @@ class V8Codes:
         no positions. Raises OSError.
         """
         if self._drops != self._functions.drops:
-            self._known, self._drops = LruCache(MAX_CODES), self._functions.drops
-            self._starts = []
+            self.forget()
         code = self._code_at(memory, at, place, now_ns) if self._layout.has_code else None
         if code is None:
             code = self._code_of(memory, place, now_ns)

@@ -11,10 +11,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import Final
 
+from sonde.procfs.long_texts import short_end, short_name
 from sonde.resolve.lru_cache import LruCache
 from sonde.unwind.process_memory import Memory
 from sonde.unwind.v8_layout import FAILURES, SCOPE_WORDS, V8Layout
-from sonde.unwind.v8_objects import MAX_NAME, V8Objects, position_at
+from sonde.unwind.v8_objects import V8Objects, position_at
 
 MAX_FUNCTIONS: Final = 16_384
 """Of one V8."""
@@ -149,10 +150,19 @@ class V8Functions:
         """Count bytes that are kept. Beyond the limit, all is dropped."""
         self._bytes += size
         if self._bytes > MAX_ALL_BYTES:
-            self._known, self._scripts = LruCache(MAX_FUNCTIONS), LruCache(MAX_SCRIPTS)
-            self.objects.forget_types()
-            self._bytes = 0
-            self.drops += 1
+            self.forget()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of what is kept, at most."""
+        return self._bytes
+
+    def forget(self) -> None:
+        """Drop all."""
+        self._known, self._scripts = LruCache(MAX_FUNCTIONS), LruCache(MAX_SCRIPTS)
+        self.objects.forget_types()
+        self._bytes = 0
+        self.drops += 1
 
     def _read(self, memory: Memory, at: int, now_ns: int) -> V8Function:
         layout = self._layout
@@ -166,7 +176,7 @@ class V8Functions:
         is_builtin = found is NO_SCRIPT and data & 1 == 0
         bytecode = self._bytecode(memory, data)
         line = found.line_at(start)
-        return V8Function(text or ANONYMOUS, found, line, is_builtin, bytecode, now_ns)
+        return V8Function(short_name(text) or ANONYMOUS, found, line, is_builtin, bytecode, now_ns)
 
     def _name(self, memory: Memory, pointer: int) -> tuple[str, int]:
         """(name, offset of the function in the script, -1 unknown)."""
@@ -246,7 +256,7 @@ class V8Functions:
                 text = printable(self.objects.text(memory, name, 4096))
             except FAILURES:
                 text = ""
-        file = (text if text.startswith("node:") else text.rpartition("/")[2])[:MAX_NAME]
+        file = short_end(text if text.startswith("node:") else text.rpartition("/")[2])
         text_of = source, self._characters(memory, source)
         if known is not None and known[0].line_ends and known[0].source == text_of:
             if known[0].file == file:
