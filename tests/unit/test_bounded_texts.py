@@ -17,7 +17,11 @@ from sonde.model.code import Frame, KnownFrame
 from sonde.procfs.long_texts import NAME_BYTES, PATH_BYTES, short_end, short_name
 from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve.frame_fields import frame_bytes, frame_id
+from sonde.resolve import processes
 from sonde.resolve.lru_cache import LruCache
+from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.processes import ProcessTable
+from sonde.resolve.tracked_process import TrackedProcess
 from sonde.unwind import engines, php_layout
 from sonde.unwind.engines import Engine
 from sonde.unwind.php_names import PhpNames
@@ -227,3 +231,26 @@ def test_a_stack_that_is_named_again_counts_once(kept):
         keep(kept, 7, stack(name))
     assert kept._held.bytes == frame_bytes(stack("c")[0])
     assert kept.bytes == kept._held.bytes + kept._stacks[7].bytes
+
+
+# ---- names of threads
+
+
+def test_names_of_threads_are_bounded_for_all_processes_of_a_party(monkeypatch):
+    monkeypatch.setattr(processes, "MAX_THREAD_NAMES", 1_000)
+    table = ProcessTable()
+
+    def named(pid, party, count):
+        process = table._live[pid] = TrackedProcess(pid, 1, 1, "x", ProcessImage(pid, "exec"))
+        process._party = party
+        for tid in range(count):
+            process.set_thread_name(tid + 10_000, f"worker {tid}")
+        return process
+
+    honest = named(1, 1, 300)
+    hostile = [named(pid, 2, 200) for pid in range(2, 12)]
+    table._bound_thread_names()
+    left = [len(it.threads or ()) for it in hostile]
+    assert len(honest.threads or ()) == 300
+    assert 0 < sum(left) <= 700
+    assert table.counters.threads_evicted == 2_000 - sum(left)

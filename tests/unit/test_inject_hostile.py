@@ -27,6 +27,7 @@ from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_memory import InjectMemory
 from sonde.collect.inject_records import MAX_A_TURN, Ring
 from sonde.collect.overhead_controller import OverheadController
+from sonde.collect.ring_budget import RECORDS_A_SECOND
 from sonde.sinks.chunk import ChunkBuilder
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -219,3 +220,26 @@ def test_memory_that_was_not_sealed_is_passed_over(library):
             assert InjectMemory.find(HERE) is None
     finally:
         os.close(fd)
+
+
+def test_programs_that_are_replaced_at_once_are_read_as_one_turn(memory, process):
+    """Each had a turn for itself: two hundred of one user brought 800,000 rows in one tick."""
+    now_ns, count = time.monotonic_ns(), 4_000
+    record = abi.Record._make([0] * len(abi.Record._fields))
+    for number in range(count):
+        at = record._replace(seq=number + 1, type=abi.Type.KERNEL, start_ns=now_ns,
+                             end_ns=now_ns + 1, weight=1.0)  # fmt: skip
+        os.pwrite(memory, abi.RECORD.pack(*at), abi.RING_AT + number * abi.RECORD_BYTES)
+    os.pwrite(memory, state(head=count), abi.STATE_AT)
+    replaced = [
+        DeviceProcess(
+            process.memory, Ring(memory, 0), process.key, process.before, True,
+            OverheadController(0.01), abi.Request(0), party=1 + (number > 0),
+        )
+        for number in range(20)
+    ]  # fmt: skip
+    reader, batch = RunReader(), Batch()
+    reader.drain_replaced(replaced, 0, now_ns, batch)
+    assert len(batch.rows["device_run"]) <= RECORDS_A_SECOND
+    assert replaced[0].ring.tail > 2 * replaced[1].ring.tail
+    assert reader.losses["records_unread"] >= 20 * count - RECORDS_A_SECOND

@@ -16,7 +16,7 @@ from typing import Final
 from sonde.limits import common_length, cut
 from sonde.model.code import KnownFrame
 
-MOST_BYTES: Final = 8 << 20
+MOST_BYTES: Final = 2 << 20
 """Of the texts of all frames in a chunk (UTF-8). Of 67 recordings, of PyTorch and JAX programs
 among them, the one with most has 0.23 MB in all its chunks."""
 LEAST_BYTES: Final = 16

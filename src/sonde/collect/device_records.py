@@ -12,7 +12,7 @@ import itertools
 import random
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -34,8 +34,8 @@ STACKS_KNOWN: Final = 16_384
 MAX_NOTICES: Final = 256
 """Rows about losses in one batch."""
 REPLACED_S: Final = 1.0
-"""What is in the ring of a program that an exec replaced is read with the budget of a turn of this
-length."""
+"""What is in the rings of programs that an exec replaced is read with the budget of a turn of this
+length, all together."""
 REPORT_S: Final = 10.0
 """How often the cost of timing, and whose rings were left out, is reported."""
 MAX_PARTIES: Final = 64
@@ -110,38 +110,57 @@ class RunReader:
 
         Returns the processes whose memory cannot be read any more.
         """
-        gone = []
         elapsed_s = (now_ns - self._turn_ns) / 1e9
         self._turn_ns = now_ns
         turn = Turn.of(elapsed_s + self._spare_s)
-        waiting = {
-            pid: min(process.ring.waiting(seen[pid].counts["head"]), process.allowed(elapsed_s))
-            for pid in seen
-            if (process := processes[pid])
-        }
-        parties = {pid: processes[pid].party for pid in seen}
-        parts = shares(waiting, parties, turn.records)
-        began_s = time.thread_time()
-        for pid in sorted(parts, key=lambda it: (parts[it], random.random())):
-            process, limit = processes[pid], parts[pid]
-            if time.thread_time() > began_s + turn.cpu_s:
-                limit = 0
-            try:
-                self._drain(process, seen[pid], since_ns, now_ns, batch, limit, turn)
-            except OSError:
-                gone.append(pid)
-        turn.cpu_s -= time.thread_time() - began_s
+        gone = self._drain_fairly(processes, seen, elapsed_s, since_ns, now_ns, batch, turn)
         self._spare_s = turn.spare_s
         return gone
 
     def drain_replaced(
-        self, process: DeviceProcess, since_ns: int, now_ns: int, batch: Batch
+        self, replaced: Sequence[DeviceProcess], since_ns: int, now_ns: int, batch: Batch
     ) -> None:
-        """Read what is left in the ring of a program that an exec replaced."""
-        with suppress(OSError):
-            turn, limit = Turn.of(REPLACED_S), process.allowed(REPLACED_S)
-            self._drain(process, process.memory.seen(), since_ns, now_ns, batch, limit, turn)
-        self.count("records_unread", process.ring.waiting(process.head))
+        """Read what is left in the rings of programs that an exec replaced, of all together as much
+        as in a turn: any number of programs may end so at once."""
+        processes, seen = dict(enumerate(replaced)), {}
+        for number, process in processes.items():
+            with suppress(OSError):
+                seen[number] = process.memory.seen()
+        turn = Turn.of(REPLACED_S)
+        self._drain_fairly(processes, seen, REPLACED_S, since_ns, now_ns, batch, turn)
+        for process in replaced:
+            self.count("records_unread", process.ring.waiting(process.head))
+
+    def _drain_fairly(
+        self,
+        processes: Mapping[int, DeviceProcess],
+        seen: Mapping[int, Seen],
+        elapsed_s: float,
+        since_ns: int,
+        now_ns: int,
+        batch: Batch,
+        turn: Turn,
+    ) -> list[int]:
+        """Read the rings of those that are in `seen`; see `drain_all`."""
+        gone = []
+        waiting = {
+            number: min(process.ring.waiting(one.counts["head"]), process.allowed(elapsed_s))
+            for number, one in seen.items()
+            if (process := processes[number])
+        }
+        parties = {number: processes[number].party for number in seen}
+        parts = shares(waiting, parties, turn.records)
+        began_s = time.thread_time()
+        for number in sorted(parts, key=lambda it: (parts[it], random.random())):
+            process, limit = processes[number], parts[number]
+            if time.thread_time() > began_s + turn.cpu_s:
+                limit = 0
+            try:
+                self._drain(process, seen[number], since_ns, now_ns, batch, limit, turn)
+            except OSError:
+                gone.append(number)
+        turn.cpu_s -= time.thread_time() - began_s
+        return gone
 
     def _drain(
         self,

@@ -285,8 +285,9 @@ class DeviceTime(Collector):
 
     def _drain_replaced(self, since_ns: int, now_ns: int, batch: Batch) -> None:
         replaced, self._replaced = self._replaced, []
+        if replaced:
+            self._reader.drain_replaced(replaced, since_ns, now_ns, batch)
         for process in replaced:
-            self._reader.drain_replaced(process, since_ns, now_ns, batch)
             with self._closing:
                 process.memory.close()
 

@@ -173,7 +173,7 @@ _TYPED = frozenset(("<string>", "<stdin>"))
 like `__init__`."""
 
 
-@lru_cache(16384)
+@lru_cache(8192)
 def kind_of_file(file: str, function: str = "", origin: str = "") -> CodeKind:
     """The kind of a Python frame, by its file: as captures and traces have it, without the folder
     of installed packages ('torch/nn/modules/module.py', 'threading.py', 'src/train.py').
@@ -256,7 +256,7 @@ _OF_ORIGIN: Mapping[str, CodeKind] = {
 """Machine code that no list names; all other is the program's."""
 
 
-@lru_cache(65536)
+@lru_cache(8192)
 def kind_of_native(binary: str, function: str, origin: str = "") -> CodeKind:
     """The kind of a frame of machine code, by the name of its file and, within libraries, by its
     function. `origin`: a value of `CodeOrigin`."""

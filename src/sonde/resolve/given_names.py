@@ -11,8 +11,8 @@ from typing import Final
 from sonde.resolve.allowance import ROOT
 from sonde.resolve.tracked_process import MAX_THREADS, TrackedProcess
 
-MAX_NAMES: Final = 65_536
-"""Of all processes."""
+MAX_NAMES: Final = 32_768
+"""Of all processes, some 14 MB."""
 PARTS: Final = 4
 """A party other than root may have one part in PARTS of them."""
 _DEFAULT: Final = re.compile(r"(Thread|Dummy)-[0-9]+( \(.*\))?", re.DOTALL)

@@ -19,7 +19,7 @@ from sonde.resolve.counters import Counters
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.tracked_process import JitName, PerfMapState, TrackedProcess
 
-MAX_BYTES: Final = 48 << 20
+MAX_BYTES: Final = 24 << 20
 """Of all perf maps that are kept. Maps of the party that holds most are evicted first."""
 RECHECK_NS: Final = 1_000_000_000
 """A process's map is read again for new lines no sooner than after this."""

@@ -35,9 +35,11 @@ STEP_DAEMON: Final = "slurmstepd"
 """Name of the program that starts and supervises the steps of a Slurm job."""
 MAX_SEEN_FILES: Final = 65_536
 """Files remembered so that `new_files` has each of them once."""
-MAX_MAPPINGS_HELD: Final = 262_144
-"""Of all processes together, where long paths count for several: some 100 MB. A thousand usual
+MAX_MAPPINGS_HELD: Final = 131_072
+"""Of all processes together, where long paths count for several: some 50 MB. A thousand usual
 processes have 50,000, which count for 75,000 with paths of 80 characters."""
+MAX_THREAD_NAMES: Final = 98_304
+"""Of all processes together, some 24 MB."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
 _MANY_ENDED: Final = 8
@@ -191,6 +193,7 @@ class ProcessTable:
             if pids is None or process.pid in pids:
                 self._restore_if_alive(process)
         self._bound_mappings()
+        self._bound_thread_names()
         if now_ns >= self._next_sweep_ns:
             self._next_sweep_ns = now_ns + SWEEP_NS
             self._sweep(now_ns)
@@ -230,6 +233,25 @@ class ProcessTable:
             self.counters.mappings_left_out += sum(it.count for it in images_of(process))
             process.image, process.previous = ProcessImage(process.pid, "exec"), None
             process.forget_frames()
+
+    def _bound_thread_names(self) -> None:
+        """Drop the names of threads until MAX_THREAD_NAMES are left: each time of the process with
+        most, of the party that has most. Those of threads that run are read again."""
+        count = sum(len(it.threads) for it in self._all() if it.threads)
+        if count <= MAX_THREAD_NAMES:
+            return
+        parties: defaultdict[int, list[TrackedProcess]] = defaultdict(list)
+        for process in sorted(self._all(), key=lambda it: len(it.threads or ())):
+            if process.threads:
+                parties[process.party].append(process)
+        held = {party: sum(len(it.threads or ()) for it in its) for party, its in parties.items()}
+        while count > MAX_THREAD_NAMES:
+            most = max(held, key=held.__getitem__)
+            process = parties[most].pop()
+            dropped, process.threads = len(process.threads or ()), None
+            held[most] -= dropped
+            count -= dropped
+            self.counters.threads_evicted += dropped
 
     def _count_left_out(self, image: ProcessImage) -> None:
         self.counters.mappings_left_out += image.left_out

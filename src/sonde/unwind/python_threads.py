@@ -13,6 +13,7 @@ import struct
 from typing import Final
 
 from sonde import procfs
+from sonde.procfs.long_texts import short_name
 from sonde.unwind.cpython import Interpreter
 from sonde.unwind.python_objects import Parts, Reader, UnreadableError
 
@@ -20,6 +21,8 @@ MAX_THREADS: Final = 2_048
 """Of one process at a time, the ones that began last."""
 MAX_NAME: Final = 120
 """Characters of a name."""
+NAME_BYTES: Final = 256
+"""Memory of those."""
 
 
 class PythonThreads:
@@ -62,7 +65,7 @@ class PythonThreads:
         tids = reader.numbers([it[1] for it in attributes])
         names = reader.texts([it[0] for it in attributes], MAX_NAME)
         return {
-            tid: procfs.text(name.encode("utf-8", "surrogatepass"))[:MAX_NAME]
+            tid: short_name(procfs.text(name.encode("utf-8", "surrogatepass"))[:MAX_NAME], NAME_BYTES)
             for tid, name in zip(tids, names, strict=True)
             if tid and name
         }
