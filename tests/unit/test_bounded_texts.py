@@ -4,8 +4,11 @@ memory that they take."""
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
+from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +19,8 @@ from sonde.agent.stacks import NOT_WALKED
 from sonde.model.code import Frame, KnownFrame
 from sonde.procfs.long_texts import NAME_BYTES, PATH_BYTES, short_end, short_name
 from sonde.procfs.party_memory import PartyMemory
-from sonde.resolve.frame_fields import frame_bytes, frame_id
 from sonde.resolve import processes
+from sonde.resolve.frame_fields import frame_bytes, frame_id
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.processes import ProcessTable
@@ -254,3 +257,18 @@ def test_names_of_threads_are_bounded_for_all_processes_of_a_party(monkeypatch):
     assert len(honest.threads or ()) == 300
     assert 0 < sum(left) <= 700
     assert table.counters.threads_evicted == 2_000 - sum(left)
+
+
+# ---- what the documentation has of it
+
+
+def test_bounds_in_the_documentation_are_those_of_the_code():
+    text = (Path(__file__).parents[2] / "docs/design/overhead.md").read_text()
+    by_bytes = re.findall(r"^\| [^|]* \| (\d+) \| `([a-z_.]+)\.([A-Z_]+)` \|$", text, re.MULTILINE)
+    by_number = re.findall(r"([\d,]+) (?:each )?\(`(resolve[a-z_.]+)\.([A-Z_]+)`", text)
+    assert len(by_bytes) == 15
+    assert len(by_number) == 4
+    for mib, module, name in by_bytes:
+        assert getattr(import_module(f"sonde.{module}"), name) == int(mib) << 20, name
+    for count, module, name in by_number:
+        assert getattr(import_module(f"sonde.{module}"), name) == int(count.replace(",", "")), name

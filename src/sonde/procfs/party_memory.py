@@ -17,10 +17,13 @@ from weakref import WeakSet
 class Cache(Protocol):
     """One cache, of one process."""
 
-    party: int
-    """Whose process it is of (`procfs.party_of`)."""
-    held_bytes: int
-    """Memory that it takes now, about."""
+    @property
+    def party(self) -> int:
+        """Whose process it is of (`procfs.party_of`)."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that it takes now, about."""
 
     def empty(self) -> None:
         """Drop everything; `held_bytes` is 0 then."""

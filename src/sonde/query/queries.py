@@ -82,6 +82,8 @@ LOSS_TEXT = {
     "requests": "requests to block devices that could not be followed",
     "names_put_off": "code locations without a name, because their user or container had used up"
     " the time for names; file and offset are kept",
+    "stacks_dropped": "stacks of device runs that were dropped before their runs were read, as"
+    " those of one process, or of all, took too much memory",
     "too_large": "stacks that were not kept: those of one user or container took too much memory",
     "texts_cut": "frames whose names were cut, because those of all frames of some seconds were too"
     " long together; names of other users and containers stay whole",

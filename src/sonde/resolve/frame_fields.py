@@ -31,9 +31,7 @@ def frame_id(frame: Frame) -> int:
 def frame_bytes(known: KnownFrame) -> int:
     """Memory of a frame and the texts that it alone may have, about."""
     _, frame = known
-    return (
-        FRAME_BYTES + getsizeof(frame.function) + getsizeof(frame.file) + getsizeof(frame.binary)
-    )
+    return FRAME_BYTES + getsizeof(frame.function) + getsizeof(frame.file) + getsizeof(frame.binary)
 
 
 class Label(NamedTuple):

@@ -316,9 +316,7 @@ class Engines:
             return None
         try:
             with self._budget.charged(process.party):
-                engine = Engine(
-                    process, found, bias, is_musl, loop_rule, self._memory_of_all
-                )
+                engine = Engine(process, found, bias, is_musl, loop_rule, self._memory_of_all)
         except UnsupportedEngineError as error:
             self._refuse(process.key, str(error))
         except FAILURES:

@@ -79,7 +79,7 @@ class JavaMethods:
         """How often all were dropped, as they took too much memory."""
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Memory of the known ones, at most."""
         return self._bytes
 

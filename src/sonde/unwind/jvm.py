@@ -82,7 +82,7 @@ class Jvm(RuntimeMemory):
 
     @property
     def _name_bytes(self) -> int:
-        return self._methods.bytes
+        return self._methods.held_bytes
 
     def _forget_names(self) -> None:
         self._methods.forget()

@@ -65,7 +65,9 @@ class PythonThreads:
         tids = reader.numbers([it[1] for it in attributes])
         names = reader.texts([it[0] for it in attributes], MAX_NAME)
         return {
-            tid: short_name(procfs.text(name.encode("utf-8", "surrogatepass"))[:MAX_NAME], NAME_BYTES)
+            tid: short_name(
+                procfs.text(name.encode("utf-8", "surrogatepass"))[:MAX_NAME], NAME_BYTES
+            )
             for tid, name in zip(tids, names, strict=True)
             if tid and name
         }

@@ -84,7 +84,7 @@ class V8(RuntimeMemory):
 
     @property
     def _name_bytes(self) -> int:
-        return self._functions.bytes
+        return self._functions.held_bytes
 
     def _forget_names(self) -> None:
         self._functions.forget()

@@ -153,7 +153,7 @@ class V8Functions:
             self.forget()
 
     @property
-    def bytes(self) -> int:
+    def held_bytes(self) -> int:
         """Memory of what is kept, at most."""
         return self._bytes
 
