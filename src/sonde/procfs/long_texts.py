@@ -3,7 +3,7 @@
 
 CPython keeps each character of a text in as many bytes as its widest one needs: one beyond the
 Basic Multilingual Plane makes a text of ASCII four times as large. A name is cut in its middle, as
-both ends say what it is; a path from the left, as its end is the file.
+both ends are needed to know it; a path from the left, as its end is the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def short_end(path: str, most_bytes: int = PATH_BYTES) -> str:
 
 
 def _most(text: str, most_bytes: int) -> int:
-    """How many characters like the text's may take so many bytes."""
+    """How many characters like the text's fit into `most_bytes`."""
     return most_bytes if text.isascii() else most_bytes // _width(text)
 
 

@@ -51,7 +51,7 @@ MAX_FRAME_BYTES: Final = 16 << 20
 """Of those frames."""
 MAX_PROCESS_FRAMES: Final = 65_536
 """Addresses in the caches of all processes together."""
-MAX_PROCESS_FRAME_BYTES: Final = 32 << 20
+MAX_PROCESS_FRAME_BYTES: Final = 24 << 20
 """Of their frames, where one that several processes have counts for each."""
 CACHE_BYTES: Final = 16 << 20
 """Symbol indices of files: enough for jaxlib (the largest known) and half a dozen large libraries,

@@ -13,7 +13,7 @@ from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve.frame_fields import frame_bytes
 from sonde.resolve.tracked_process import TrackedProcess
 
-MOST_BYTES: Final = 32 << 20
+MOST_BYTES: Final = 24 << 20
 """Of all runtimes together. What is known of a large program takes some MB."""
 
 
