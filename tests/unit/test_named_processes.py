@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sonde.cli.named_processes import pid_of, pids_in_record, pids_of, process_name
+from sonde.cli.named_processes import Recorded, pid_of, pids_in_record, pids_of, process_name
 from sonde.errors import UsageError
 
 Start = Callable[..., int]
@@ -85,7 +85,7 @@ def test_what_is_neither_a_number_nor_a_name_is_refused(text: str) -> None:
 
 
 def test_names_in_a_record() -> None:
-    known = {11: "python3", 12: "nginx", 13: "nginx"}
+    known = {11: Recorded("python3"), 12: Recorded("nginx"), 13: Recorded("nginx")}
 
     assert pids_in_record(["python3", 12, 12], known, "a.sonde", {15: 12}) == (11, 12)
     with pytest.raises(UsageError, match=r"2 processes are called nginx: 12 \(nginx\), 13"):
@@ -96,3 +96,42 @@ def test_names_in_a_record() -> None:
         pids_in_record([15], known, "a.sonde", {15: 12})
     with pytest.raises(UsageError, match=r"a\.sonde saw no process called redis"):
         pids_in_record(["redis"], known, "a.sonde", {15: 12})
+
+
+def test_a_script_in_a_record_is_named_by_script_rank_or_interpreter() -> None:
+    def process(shown: str, parent: int) -> Recorded:
+        return Recorded(
+            shown, (shown.partition(" of ")[0] if " of " in shown else "python3",), parent
+        )
+
+    known = {
+        10: process("-m torch.distributed.run", 1),
+        20: process("train.py rank 0", 10),
+        21: process("pt_data_worker of train.py rank 0", 20),
+        30: process("train.py rank 1", 10),
+        40: process("serve.py", 1),
+        41: process("serve.py", 40),
+    }
+
+    def found(name: str) -> tuple[int, ...]:
+        return pids_in_record([name], known, "a.sonde", {})
+
+    assert found("train.py rank 1") == (30,)
+    assert found("torch.distributed.run") == (10,)
+    assert found("pt_data_worker") == (21,)
+    assert found("serve") == found("serve.py") == found("/srv/serve.py") == (40, 41)
+    with pytest.raises(UsageError, match=r"2 processes are called train: 20 \(train.py rank 0\)"):
+        found("train")
+    with pytest.raises(UsageError, match=r"no process called trian.py \(did you mean train.py\?\)"):
+        found("trian.py")
+    with pytest.raises(UsageError, match=r"no process called serv \(did you mean serve.py\?\)"):
+        found("serv")
+    with pytest.raises(UsageError, match=r"no process called redis \(choose"):
+        found("redis")
+
+
+def test_a_name_that_no_running_process_has_brings_a_similar_one(start: Start) -> None:
+    start("named_almost_so.py")
+
+    with pytest.raises(UsageError, match=r"did you mean named_almost_so\.py\?"):
+        pid_of("named_almots_so.py")

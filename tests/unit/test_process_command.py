@@ -73,6 +73,12 @@ def test_arguments_are_not_shown(script: Path) -> None:
         ("Rscript\0-e\0hunter2()", "Rscript -e …"),
         ("zsh\0--\0deploy", "zsh deploy"),
         ("bash\0-s\0hunter2", "bash …"),
+        ("java\0-Xmx4g\0-Dkey=hunter2\0-jar\0/srv/app.jar\0hunter2", "java app.jar …"),
+        ("java\0-cp\0/srv/hunter2\0org.app.Main\0hunter2", "java org.app.Main …"),
+        ("java\0--module-path\0hunter2\0-m\0org.app/org.app.Main", "java org.app.Main"),
+        ("java\0--unknown\0hunter2", "java …"),
+        ("java\0@hunter2", "java …"),
+        ("python3\0-m\0hunter2 hunter2", "python3 …"),
     ],
 )
 def test_no_program_text_and_no_value_of_an_option_is_shown(
@@ -93,3 +99,72 @@ def test_a_module_is_named(tmp_path: Path, script: Path) -> None:
 def test_a_process_without_a_command_line_keeps_its_name() -> None:
     assert procfs.command_of(2, "kthreadd") == "kthreadd"
     assert procfs.command_of(1 << 22, "gone") == "gone"
+
+
+@pytest.mark.parametrize(
+    ("line", "environment", "found"),
+    [
+        (
+            "python3\0-u\0/srv/train.py\0--lr\0hunter2",
+            "A=1\0RANK=3\0TOKEN=hunter2",
+            "train.py rank 3",
+        ),
+        ("/venv/bin/python3.13t\0/venv/bin/pytest\0-q", "", "pytest"),
+        ("python3\0-m\0torch.distributed.run\0train.py", "", "-m torch.distributed.run"),
+        ("java\0-jar\0/srv/app.jar", "", "app.jar"),
+        ("node\0/srv/server.js", "", "server.js"),
+        ("python3\0-c\0hunter2()", "", ""),
+        ("python3\0-c\0hunter2()", "OMPI_COMM_WORLD_RANK=12", "python3 rank 12"),
+        ("python3\0" + "a" * 101 + ".py", "", ""),
+        ("python3\0a\x1b[31m.py", "", "a\\x1b[31m.py"),
+        ("python3\0a\n.py", "", ""),
+        ("python3\0-m\0a\x1b[31m", "", ""),
+        ("/usr/bin/postgres\0-D\0/srv/hunter2", "RANK=1", ""),
+        ("ray::train hunter2", "", ""),
+        ("\0\0", "", ""),
+        ("", "", None),
+    ],
+)
+def test_what_interpreters_run(
+    line: str, environment: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broker:
+        @staticmethod
+        def each(whos: list[int], paths: list[str], limit: int) -> list[bytes | None]:
+            texts = [line if path.endswith("cmdline") else environment for path in paths]
+            return [text.encode()[:limit] or None for text in texts]
+
+    monkeypatch.setattr("sonde.procfs.command.BROKER", Broker)
+    assert procfs.scripts_of([7]) == [found]
+
+
+def test_the_environment_of_other_programs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    class Broker:
+        @staticmethod
+        def each(whos: list[int], paths: list[str], limit: int) -> list[bytes | None]:
+            read.extend(paths)
+            return [b"python3\0a.py\0" if path == "/proc/7/cmdline" else b"cat\0" for path in paths]
+
+    monkeypatch.setattr("sonde.procfs.command.BROKER", Broker)
+    assert procfs.scripts_of([7, 8]) == ["a.py", ""]
+    assert read == ["/proc/7/cmdline", "/proc/8/cmdline", "/proc/7/environ"]
+
+
+@pytest.mark.parametrize(
+    ("script", "comm", "shown"),
+    [
+        ("train.py rank 3", "python3.11", "train.py rank 3"),
+        ("train.py", "pt_main_thread", "train.py"),
+        ("a_script_with_a_name.py", "a_script_with_a", "a_script_with_a_name.py"),
+        ("train.py rank 3", "pt_data_worker", "pt_data_worker of train.py rank 3"),
+        ("server.js", "MainThread", "server.js"),
+        ("", "nginx", ""),
+        ("train.py", "", "train.py"),
+    ],
+)
+def test_a_name_that_the_process_chose_stands_before_the_script(
+    script: str, comm: str, shown: str
+) -> None:
+    assert procfs.with_comm(script, comm) == shown

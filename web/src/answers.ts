@@ -70,8 +70,8 @@ export type NamesAnswer = { name: string; n: number; ns: number; bytes: number }
 /** Processes by weight. */
 export type ProcessesAnswer = ({
   node: string; pid: number; start_ns: number; n: number; ns: number; bytes: number; comm: string | null;
-  exe: string | null; user: string | null; pod: string | null; namespace: string | null; job: string | null;
-  container: string | null; unit: string | null;
+  exe: string | null; command: string | null; user: string | null; pod: string | null; namespace: string | null;
+  job: string | null; container: string | null; unit: string | null;
 })[];
 /** Traced requests by observed time: on a CPU, blocked, ready. */
 export type TracesAnswer = {
@@ -116,8 +116,10 @@ export type NodesAnswer = {
 export type RanksAnswer = {
   by: "steps" | "time"; slots: { start_ns: number[]; end_ns: number[] };
   ranks: {
-    node: string; pid: number; start_ns: number; device: number; ns: number; comm: string; job: string; user: string;
-    pod: string; container: string;
+    node: string; pid: number; start_ns: number; device: number; ns: number; comm: string;
+    /** Of an interpreter what it runs, and its rank. */
+    command: string;
+    job: string; user: string; pod: string; container: string;
     /** Whether every run of it was timed. */
     all_timed: boolean;
   }[];
@@ -141,8 +143,8 @@ export type MemoryAnswer = ({
   faulted: number;
   /** Mapped without access rights: addresses alone. */
   reserved: number;
-  comm: string | null; exe: string | null; user: string | null; pod: string | null; namespace: string | null;
-  job: string | null; container: string | null; unit: string | null;
+  comm: string | null; exe: string | null; command: string | null; user: string | null; pod: string | null;
+  namespace: string | null; job: string | null; container: string | null; unit: string | null;
 })[];
 /** GPU hours of one job, pod, container, unit or user: held, wasted by cause, functions. */
 export type JobAnswer = {
@@ -164,7 +166,7 @@ export type JobAnswer = {
     missing: string[];
     start_ns: number; end_ns: number;
     ranks: {
-      node: string; pid: number; device: number; comm: string;
+      node: string; pid: number; device: number; comm: string; command: string;
       /** The rank's number in the heat map of ranks. */
       number: number;
       /** Share of the slots (steps or parts of the time) in which the rank was timed; runs of several streams add up,

@@ -4,7 +4,7 @@ import { paletteOf } from "../src/draw/colours";
 import type { RanksAnswer } from "../src/answers";
 import { coloursOf, fullShare, gridOf, jobsOf, levelOf, LEVELS, rowsOf } from "../src/ranks";
 
-const rank = (node: string, job = "a") => ({ node, pid: 1, start_ns: 0, device: 0, ns: 1, comm: "<b>", job, user: "", pod: "", container: "", all_timed: true });
+const rank = (node: string, job = "a") => ({ node, pid: 1, start_ns: 0, device: 0, ns: 1, comm: "<b>", command: "", job, user: "", pod: "", container: "", all_timed: true });
 
 /** Collective time by [rank][slot] in ms; null: not timed. Slots of 100 ms; what is left of them is work. */
 function answerOf(waits: readonly (readonly (number | null)[])[], jobs: readonly string[] = []): RanksAnswer {

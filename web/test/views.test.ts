@@ -101,7 +101,7 @@ describe("charts", () => {
 describe("memory", () => {
   it("knows numbers that several processes had", () => {
     const row = (pid: number, start_ns: number): MemoryAnswer[number] => ({
-      node: "n", pid, start_ns, mapped: 0, unmapped: 0, grown: 0, faulted: 0, reserved: 0, comm: null, exe: null,
+      node: "n", pid, start_ns, mapped: 0, unmapped: 0, grown: 0, faulted: 0, reserved: 0, comm: null, exe: null, command: null,
       user: null, pod: null, namespace: null, job: null, container: null, unit: null,
     });
     expect([...reused([row(7, 1), row(8, 1), row(7, 2), row(7, 3)])]).toEqual([7]);

@@ -423,7 +423,7 @@ class Agent:
                 self._limit_stacks(collector, self._dictionary.named - named_before, since_ns)
         if self._attacher is not None:
             self._chunk.add("event", self._attacher.rows(self._tick_ns))
-        self._dictionary.read_thread_names()
+        self._dictionary.read_names()
         self._scheduler.on_tick(batches, (self._tick_ns - since_ns) / 1e9)
         self._resolver.tick(self._tick_ns)
         self._kernel.read_subordinate_ids()

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sonde import _native
 from sonde.agent import frame_texts
+from sonde.agent.commands import Commands
 from sonde.agent.stacks import NOT_WALKED, StackReader, is_whole
 from sonde.agent.thread_names import ThreadNames
 from sonde.agent.unwinding import Unwinding
@@ -66,6 +67,7 @@ class Dictionary:
         self._resolver = resolver
         self.stacks = StackReader(resolver, unwinding)
         self.thread_names = ThreadNames(resolver, unwinding)
+        self.commands = Commands(resolver)
         self._stacks: dict[int, _Stack] = {}
         self._held = _native.HeldFrames(frame_bytes)
         """The frames of these stacks."""
@@ -84,7 +86,7 @@ class Dictionary:
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
         self._threads_now: set[tuple[int, int, int]] = set()
-        """Threads of rows since `read_thread_names`."""
+        """Threads of rows since `read_names`."""
         self._processes: set[ProcessKey] = set()
         self._processes_before = 0
         """How many were in `_processes` when it was emptied."""
@@ -113,9 +115,11 @@ class Dictionary:
         self._resolve_own(batch.own_stacks)
         self.stacks.python.close()
 
-    def read_thread_names(self) -> None:
-        """Read the names that Python gives its threads, while they run: once a tick."""
+    def read_names(self) -> None:
+        """Read what interpreters run, and the names that Python gives its threads, while they run:
+        once a tick."""
         threads, self._threads_now = self._threads_now, set()
+        self.commands.update(threads)
         self.thread_names.update(threads)
 
     def name(self, stacks: Mapping[int, ProcessKey]) -> None:
@@ -293,7 +297,8 @@ class Dictionary:
             known = self._resolver.process(pid, start_ns)
             if known.owner.pod_uid and not known.owner.pod and (pid, start_ns) not in again:
                 self._podless.add((pid, start_ns))  # the name may come: write it once more
-            yield pid, start_ns, known.ppid, known.comm, known.exe, *_OWNER(known.owner)
+            names = known.comm, known.exe
+            yield pid, start_ns, known.ppid, *names, *_OWNER(known.owner), known.command
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         processes = self._resolver.processes

@@ -40,6 +40,7 @@ def rows(
         **{f"sonde.resolve.{name}": count for name, count in resolver.usage().items()},
         "sonde.unwind.python_unread": dictionary.stacks.python.unread,
         "sonde.unwind.thread_names_unread": dictionary.thread_names.unread,
+        "sonde.resolve.commands_unread": dictionary.commands.unread,
         "sonde.unwind.python_lineless": dictionary.stacks.python.lineless,
         **{
             f"sonde.resolve.{name}": count

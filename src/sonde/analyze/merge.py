@@ -144,6 +144,7 @@ def _merged(one: Timeline, two: Timeline) -> Timeline:
         busy_of=(*one.busy_of, *_uses(two, numbers, shift)),
         gpus_of={**_gpus_of(two, numbers), **one.gpus_of},
         parents={**two.parents, **one.parents},
+        programs={**two.programs, **one.programs},
         tick_ns=max(one.tick_ns, two.tick_ns),
         sources=(*one.sources, *two.sources),
         notes=(*one.notes, *two.notes, *assumed),

@@ -95,6 +95,7 @@ def _run(args: argparse.Namespace) -> int:
     namespaces.require_host_pids()
     args.pid = pid_of(args.pid)
     comm = _require(args.pid)
+    command = procfs.with_comm(procfs.scripts_of([args.pid])[0] or "", comm)
     found = dump(args.pid)
     hidden = {"kernel"} if args.no_kernel else set()
     if args.python:
@@ -112,6 +113,7 @@ def _run(args: argparse.Namespace) -> int:
         whole = {
             "pid": args.pid,
             "name": comm,
+            "command": command,
             "threads": documents,
             "left_out": {
                 **unread_processes.counts(),
@@ -121,7 +123,7 @@ def _run(args: argparse.Namespace) -> int:
         }
         print(json.dumps(whole, indent=2))
     else:
-        print(text(args.pid, comm, found.threads, hidden))
+        print(text(args.pid, command or comm, found.threads, hidden))
         for note in (unread_processes.line(), *missing(found)):
             if note:
                 print(f"\n{note}")
@@ -146,11 +148,11 @@ def _require(pid: int) -> str:
     return fields["Name"]
 
 
-def text(pid: int, comm: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
-    """The dump as text, leaf frames first; `hidden`: kinds of frames to omit. Threads with the same
+def text(pid: int, name: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
+    """The dump as text, leaf frames first; `name`: of the process; `hidden`: kinds of frames to omit. Threads with the same
     stack are shown together."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
-    lines = [f"process {pid} ({one_line(comm)}), {count}"]
+    lines = [f"process {pid} ({one_line(name)}), {count}"]
     alike: dict[tuple[str, ...], list[ThreadStack]] = {}
     for it, use in zip(threads, lock_uses(threads), strict=True):
         user = innermost_user_frame(it.frames)

@@ -10,7 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.cli.named_processes import MAX_PARENTS, pids_in_record, pids_of, process_name
+from sonde.cli.named_processes import (
+    MAX_PARENTS,
+    Recorded,
+    pids_in_record,
+    pids_of,
+    process_name,
+)
 from sonde.errors import CaptureError, MissingDependency, UsageError
 
 if TYPE_CHECKING:
@@ -105,9 +111,14 @@ def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeli
     named. Raises UsageError for one that is not in it."""
     if not named:
         return timeline
-    known = {one.pid: one.process or one.name for one in reversed(timeline.tracks) if one.pid}
-    known |= {one.pid: one.name for one in timeline.tracks if one.pid == one.number and one.name}
-    threads = {one.number: one.pid for one in timeline.tracks}
+    tracks, programs = timeline.tracks, timeline.programs
+    names = {one.pid: one.process or one.name for one in reversed(tracks) if one.pid}
+    names |= {one.pid: one.name for one in tracks if one.pid == one.number and one.name}
+    known = {
+        pid: Recorded(name, programs.get(pid, ()), timeline.parents.get(pid, 0))
+        for pid, name in names.items()
+    }
+    threads = {one.number: one.pid for one in tracks}
     pids = set(pids_in_record(named, known, path, threads))
     for pid in known:
         parents = list(islice(timeline.ancestors(pid), MAX_PARENTS))

@@ -2,15 +2,18 @@
 """Processes that are named on the command line: by pid, or by what they run.
 
 A name is that of a program, of the script or module that an interpreter runs (`train.py`, `train`),
-or the kernel's name of the process. Arguments are not searched: they may hold secrets.
+with the rank in a job (`train.py rank 3`), or the kernel's name of the process. Arguments are not
+searched: they may hold secrets.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
 
 from sonde.errors import UsageError
 from sonde.export.layout import one_line
@@ -24,6 +27,10 @@ MAX_PARENTS: Final = 64
 MOST_SHOWN: Final = 80
 """Characters of what a process runs."""
 _MOST_OF_NAME: Final = 200
+_COMPARED: Final = 4_096
+"""Processes whose names are compared with one that nobody has."""
+_ALIKE: Final = 0.7
+"""From which similarity (difflib) on a name is proposed."""
 _PIDS_END: Final = 1 << 31
 
 
@@ -62,13 +69,15 @@ def _running(names: Sequence[str]) -> dict[str, int]:
         if stat is not None and stat.start_code and stat.goes_on
     }  # fmt: skip
     commands = dict(zip(known, procfs.commands_of(list(known)), strict=True))
+    scripts = dict(zip(known, procfs.scripts_of(list(known)), strict=True))
+    called = {pid: (stat.comm, commands[pid], scripts[pid] or "") for pid, stat in known.items()}
     found = {}
     for name in names:
-        pids = [pid for pid, stat in known.items() if _is_called(name, stat.comm, commands[pid])]
+        pids = [pid for pid, its in called.items() if _is_called(name, *its)]
         roots = _roots(pids, {pid: stat.ppid for pid, stat in known.items()})
         if not roots:
             raise UsageError(
-                f"no process that runs is called {one_line(name)}",
+                f"no process that runs is called {one_line(name)}{_similar(name, called.values())}",
                 "Look it up: sonde top --idle --once, or ps -e -o pid,args",
             )
         if len(roots) > 1:
@@ -88,12 +97,29 @@ def several(name: str, shown: Sequence[tuple[int, str]], count: int) -> UsageErr
     )
 
 
-def _is_called(name: str, comm: str, command: str) -> bool:
-    """`comm`: the kernel's name of a process; `command`: what it runs, without arguments."""
+def _is_called(name: str, *its: str) -> bool:
+    """`its`: names of a process, and what it runs, without arguments."""
     wanted = name.rpartition("/")[2] or name
-    words = [comm, command, *command.split()]
-    scripts = [word.removesuffix(end) for word in words for end in _SUFFIXES if word.endswith(end)]
-    return wanted in words or wanted in scripts
+    return any(wanted in (word, _without_suffix(word)) for word in _words(its))
+
+
+def _words(its: Iterable[str]) -> Iterator[str]:
+    """The texts, and what each is made of."""
+    for one in its:
+        yield from (one, *one.split())
+
+
+def _without_suffix(word: str) -> str:
+    return next((word.removesuffix(end) for end in _SUFFIXES if word.endswith(end)), word)
+
+
+def _similar(name: str, called: Iterable[Iterable[str]]) -> str:
+    """' (did you mean ...?)', where a process has a name that is spelled alike; '' without one."""
+    words = {word for its in islice(called, _COMPARED) for word in _words(its) if len(word) > 1}
+    wanted = name.rpartition("/")[2] or name
+    bare = {_without_suffix(word): word for word in sorted(words)}
+    found = difflib.get_close_matches(_without_suffix(wanted), bare, 1, _ALIKE)
+    return f" (did you mean {one_line(bare[found[0]])[:MOST_SHOWN]}?)" if found else ""
 
 
 def _roots(pids: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
@@ -110,22 +136,46 @@ def _roots(pids: Sequence[int], parent_of: Mapping[int, int]) -> list[int]:
     return [pid for pid in pids if is_root(pid)]
 
 
+class Recorded(NamedTuple):
+    """A process of a record, as far as its names go."""
+
+    shown: str
+    others: tuple[str, ...] = ()
+    """Names that it can be named by, too."""
+    parent: int = 0
+    """The parent's pid, 0 not known."""
+
+
 def pids_in_record(
-    named: Sequence[int | str], processes: Mapping[int, str], path: str, threads: Mapping[int, int]
+    named: Sequence[int | str],
+    processes: Mapping[int, Recorded],
+    path: str,
+    threads: Mapping[int, int],
 ) -> tuple[int, ...]:
-    """The pids of what was named, of the processes of a record: their names by pid. `threads`: pids
-    by thread. Raises UsageError for what is not among them, and for a name of several."""
+    """The pids of what was named, of the processes of a record, by pid. Of a program all worker
+    processes with its name. `threads`: pids by thread. Raises UsageError for what is not among
+    them, and for a name of several programs."""
+    parents = {pid: one.parent for pid, one in processes.items()}
     found: list[int] = []
     for one in named:
-        pids = [pid for pid, name in processes.items() if one in (pid, name)]
+        if isinstance(one, int):
+            pids = [one] if one in processes else []
+        else:
+            called = [(pid, (its.shown, *its.others)) for pid, its in processes.items()]
+            pids = [pid for pid, its in called if its[0] == one]
+            pids = pids or [pid for pid, its in called if _is_called(one, *its)]
         if not pids and isinstance(one, int) and (pid := threads.get(one)) in processes:
             raise UsageError(f"{one} is a thread of process {pid}", f"Name the process: {pid}")
         if not pids:
             what = f"process {one}" if isinstance(one, int) else f"process called {one_line(one)}"
+            if isinstance(one, str):
+                what += _similar(one, ((its.shown, *its.others) for its in processes.values()))
             raise UsageError(
                 f"{path} saw no {what}", f"choose one that `sonde report {path}` lists"
             )
-        if len(pids) > 1:
-            raise several(str(one), [(pid, processes[pid]) for pid in pids[:LISTED]], len(pids))
+        roots = _roots(pids, parents)
+        if len(roots) > 1:
+            listed = [(pid, processes[pid].shown) for pid in roots[:LISTED]]
+            raise several(str(one), listed, len(roots))
         found += pids
     return tuple(dict.fromkeys(found))

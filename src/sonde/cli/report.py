@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonde.cli.named_processes import pids_in_record, process_name
+from sonde.cli.named_processes import Recorded, pids_in_record, process_name
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
 from sonde.model.code import Hide
@@ -340,7 +340,10 @@ def _with_lines(capture: Capture) -> Capture:
 def _where(args: argparse.Namespace, session: Session) -> Where:
     from sonde.query.queries import Where
 
-    known = {one.pid: one.name for one in session.processes} if args.pid else {}
+    known = {
+        one.pid: Recorded(one.name, (one.comm, one.exe), one.ppid)
+        for one in (session.processes if args.pid else ())
+    }
     threads = {one.tid: one.process.pid for one in session.threads} if args.pid else {}
     pids = pids_in_record(args.pid, known, str(args.file), threads)
     info = session.info

@@ -96,6 +96,7 @@ def _process(process: Process) -> dict[str, Any]:
         "ppid": process.ppid,
         "comm": process.comm,
         "exe": process.exe,
+        "command": process.command,
         "owner": process.owner,
     }
 

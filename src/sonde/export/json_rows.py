@@ -95,11 +95,13 @@ def _process(session: Session, process: I64) -> dict[str, Column]:
     owners = [{name: getattr(owner, name) for name in OWNER_COLUMNS} for owner in known.owners]
     comms, comm = known.coded("comm")
     exes, exe = known.coded("exe")
+    commands, command = known.coded("command")
     return {
         "pid": known.pid[process],
         "start_ns": known.start_ns[process],
         "ppid": known.ppid[process],
         "comm": Coded(comms, comm[process]),
         "exe": Coded(exes, exe[process]),
+        "command": Coded(commands, command[process]),
         "owner": Coded(owners, known.owner[process]),
     }

@@ -21,19 +21,22 @@ class Process:
     comm: str = ""
     exe: str = ""
     owner: Owner = UNKNOWN
+    command: str = ""
+    """Of an interpreter what it runs, and its rank in a job: 'train.py rank 3'; '' of others."""
 
     def __hash__(self) -> int:
         return hash((self.pid, self.start_ns))  # few of equal ones differ in more: much faster
 
     @property
     def name(self) -> str:
-        """The name of its leader thread, else of its executable."""
-        return self.comm or self.exe or f"pid {self.pid}"
+        """What an interpreter runs, else the name of its leader thread, else of its executable."""
+        return self.command or self.comm or self.exe or f"pid {self.pid}"
 
     @property
     def label(self) -> str:
         """Name and pid, as tables print it."""
-        return f"{self.name} ({self.pid})" if self.comm or self.exe else self.name
+        is_named = self.command or self.comm or self.exe
+        return f"{self.name} ({self.pid})" if is_named else self.name
 
     @property
     def is_kernel(self) -> bool:
@@ -54,5 +57,7 @@ class Thread:
 
     @property
     def name(self) -> str:
-        """Its own name, else that of its process."""
-        return self.comm or self.process.name
+        """Its own name, else that of its process. The first thread of an interpreter is called as
+        its process, because it has the kernel's name of the interpreter."""
+        is_first = self.tid == self.process.pid and self.process.command
+        return self.process.name if is_first else self.comm or self.process.name

@@ -375,6 +375,8 @@ class Timeline:
     """By pid: the devices that hold memory of the process, where known."""
     parents: Mapping[int, int] = field(default_factory=dict)
     """By pid: the parent's, where known."""
+    programs: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By pid: the kernel's name of the process and its executable, where known."""
     cpus: int = 0
     """Of the machine; 0 not known."""
     others_on_cpu: Sequence[tuple[str, int]] = ()

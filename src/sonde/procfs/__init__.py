@@ -22,7 +22,13 @@ Terms:
 """
 
 from sonde.procfs.broker import BROKER, Broker, Hung
-from sonde.procfs.command import command_of, commands_of
+from sonde.procfs.command import (
+    command_of,
+    commands_of,
+    is_interpreter,
+    scripts_of,
+    with_comm,
+)
 from sonde.procfs.devices import disk_number, keeps_identity
 from sonde.procfs.files import (
     Opened,
@@ -122,6 +128,7 @@ __all__ = [
     "has_threads",
     "identity_of",
     "inner_tids",
+    "is_interpreter",
     "keeps_identity",
     "links_of",
     "memory_left",
@@ -150,8 +157,10 @@ __all__ = [
     "read_maps",
     "read_stat",
     "read_stats",
+    "scripts_of",
     "sockets_of",
     "subordinate_ids",
     "text",
     "user_ids",
+    "with_comm",
 ]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a process runs, without its arguments, which may hold passwords, paths and tokens.
 
-Of an interpreter's command line its script (`python train.py`) or module (`python -m serve`) is
-shown, of any other only that there are arguments (…). A rank of a job has its number.
+Of an interpreter's command line its script (`python train.py`), module (`python -m serve`) or main
+class (`java org.app.Main`) is shown, without folders; of any other only that there are arguments
+(…). A rank of a job has its number. A process chooses all of this: what is too long is not shown.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ _MOST_BYTES: Final = 1 << 12
 """Of the command line; the script is near its begin."""
 _MOST_ENVIRONMENT_BYTES: Final = 1 << 16
 _INTERPRETER: Final = re.compile(
-    rb"^(python|pypy|perl|ruby|node|php|bash|dash|zsh|sh|Rscript)[\d.]*$"
+    rb"^(python|pypy|perl|ruby|node|java|php|bash|dash|zsh|sh|Rscript)[\d.]{0,12}t?$"
 )
+_MAIN_THREADS: Final = frozenset({"MainThread", "node-MainThread", "pt_main_thread"})
+"""Names that Node and PyTorch give the first thread of any program."""
 
 
 class _Options(NamedTuple):
@@ -38,7 +41,18 @@ class _Options(NamedTuple):
 
 _PYTHON: Final = _Options(b"c", b"bBdEhiIOPqsStuvVx", b"WX", frozenset({b"-W", b"-X"}))
 _SHELL: Final = _Options(b"c", b"abefhiklmnprtuvxBCDEHP", b"", frozenset({b"-o", b"-O"}))
+_JAVA: Final = _Options(
+    b"",
+    b"",
+    b"",
+    frozenset(
+        {b"-cp", b"-classpath", b"--class-path", b"-p", b"--module-path", b"--add-modules"}
+        | {b"--add-opens", b"--add-exports", b"--add-reads", b"--limit-modules", b"--patch-module"}
+        | {b"--upgrade-module-path", b"--enable-native-access", b"--source"}
+    ),
+)
 _FAMILIES: Final = {
+    b"java": _JAVA,
     b"python": _PYTHON,
     b"pypy": _PYTHON,
     **dict.fromkeys((b"bash", b"dash", b"zsh", b"sh"), _SHELL),
@@ -53,6 +67,8 @@ _CODE: Final = frozenset({b"--eval", b"--print", b"--run", b"--command", b"--pro
 _SCRIPT: Final = re.compile(rb"^[\w.+@-]+\.(?:py|pyc|pyz|pl|rb|js|mjs|cjs|ts|php|sh|R|r)$")
 _MOST_OF_NAME: Final = 100
 """Bytes of a script's name; a longer one is not shown."""
+_MODULE: Final = re.compile(rb"^[\w.$/-]{1,100}$")
+"""Of Python or Java, or a class."""
 _RANK: Final = re.compile(
     rb"(?:^|\0)(?:RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\0|$)"
 )
@@ -64,8 +80,8 @@ def command_of(pid: int, comm: str) -> str:
     found = _program_and_script(line) if line else ""
     if not found:
         return comm
-    rank = _RANK.search(read_file(f"/proc/{pid}/environ", _MOST_ENVIRONMENT_BYTES) or b"")
-    return f"{found} [rank {int(rank[1])}]" if rank else found
+    rank = _rank_in(read_file(f"/proc/{pid}/environ", _MOST_ENVIRONMENT_BYTES))
+    return f"{found} [{rank}]" if rank else found
 
 
 def commands_of(pids: Sequence[int]) -> list[str]:
@@ -74,17 +90,82 @@ def commands_of(pids: Sequence[int]) -> list[str]:
     return [_program_and_script(line) if line else "" for line in lines]
 
 
-def _program_and_script(line: bytes) -> str:
+def scripts_of(pids: Sequence[int]) -> list[str | None]:
+    """What the interpreters among many processes run, and their ranks: 'train.py rank 3',
+    '-m serve', 'app.jar'. '' of other programs, and of program text (`-c`) without a rank; None of
+    those that could not be read."""
+    lines = BROKER.each(pids, [f"/proc/{pid}/cmdline" for pid in pids], _MOST_BYTES)
+    found = [_parsed(line) if line else None for line in lines]
+    ours = [pid for pid, one in zip(pids, found, strict=True) if one and one.is_interpreter]
+    paths = [f"/proc/{pid}/environ" for pid in ours]
+    environments = dict(zip(ours, BROKER.each(ours, paths, _MOST_ENVIRONMENT_BYTES), strict=True))
+    return [
+        None if not line else _label(one, environments.get(pid)) if one else ""
+        for pid, line, one in zip(pids, lines, found, strict=True)
+    ]
+
+
+def is_interpreter(name: str) -> bool:
+    """Whether a program of this name runs scripts, modules or classes that are others' programs."""
+    return bool(_INTERPRETER.match(name.encode()))
+
+
+def with_comm(script: str, comm: str) -> str:
+    """What a process runs (`scripts_of`) with the kernel's name of it, where it chose another one
+    than its program has: 'pt_data_worker of train.py'."""
+    is_usual = not comm or is_interpreter(comm) or comm in _MAIN_THREADS
+    if not script or is_usual or script.startswith(comm):
+        return script
+    return f"{comm} of {script}"
+
+
+class _Command(NamedTuple):
+    """A command line, without what may be secret."""
+
+    program: bytes
+    is_interpreter: bool
+    shown: list[bytes]
+    """The script; -m and a module; of program text its option."""
+    has_more: bool
+
+    @property
+    def script(self) -> list[bytes]:
+        """`shown`, but nothing of program text."""
+        is_text = len(self.shown) == 1 and self.shown[0].startswith(b"-")
+        return [] if is_text else self.shown
+
+
+def _parsed(line: bytes) -> _Command | None:
+    """None of a title by setproctitle(), which may hold anything."""
     program, *arguments = line.rstrip(b"\0").split(b"\0")
     name = program.rpartition(b"/")[2].lstrip(b"-")
-    if b" " in program or not name:  # a title by setproctitle()
+    if b" " in program or not name:
+        return None
+    interpreter = _INTERPRETER.match(name)
+    if not interpreter:
+        return _Command(name, False, [], bool(arguments))
+    shown, rest = _script(arguments, _FAMILIES[interpreter[1]])
+    return _Command(name, True, shown, bool(rest))
+
+
+def _program_and_script(line: bytes) -> str:
+    found = _parsed(line)
+    if found is None:
         return ""
-    shown = [name]
-    rest = arguments
-    if interpreter := _INTERPRETER.match(name):
-        script, rest = _script(arguments, _FAMILIES[interpreter[1]])
-        shown += script
-    return text(b" ".join(shown)) + (" …" if rest else "")
+    return text(b" ".join([found.program, *found.shown])) + (" …" if found.has_more else "")
+
+
+def _label(command: _Command, environment: bytes | None) -> str:
+    if not command.is_interpreter:
+        return ""
+    rank = _rank_in(environment)
+    script = command.script or ([command.program] if rank else [])
+    return " ".join([*map(text, script), *([rank] if rank else [])])
+
+
+def _rank_in(environment: bytes | None) -> str:
+    found = _RANK.search(environment or b"")
+    return f"rank {int(found[1])}" if found else ""
 
 
 def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], list[bytes]]:
@@ -101,7 +182,14 @@ def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], lis
             at += 1
             break
         if option == b"-m" and options is _PYTHON:
-            return arguments[at : at + 2], arguments[at + 2 :]
+            module = arguments[at + 1 : at + 2]
+            is_named = bool(module) and bool(_MODULE.match(module[0]))
+            end = at + 2 if is_named else at
+            return arguments[at:end], arguments[end:]
+        if options is _JAVA and option in (b"-jar", b"-m", b"--module"):
+            is_certain = True
+            at += 1
+            break
         if option.partition(b"=")[0] in _CODE:
             return [], arguments[at:]
         if option in options.valued:
@@ -111,11 +199,13 @@ def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], lis
             if any(it in options.code for it in letters):
                 is_plain = letters.isalpha() and len(letters) <= 4
                 return [option] * is_plain, arguments[at + is_plain :]
-            is_certain &= all(it in options.alone for it in letters)
+            is_certain &= options is _JAVA or all(it in options.alone for it in letters)
         elif letters.startswith(b"-"):
             is_certain &= b"=" in letters
         at += 1
     name = b"".join(arguments[at : at + 1]).rpartition(b"/")[2]
+    if options is _JAVA and not _MODULE.match(name):  # @FILE holds more arguments
+        return [], arguments[at:]
     is_name = len(name) <= _MOST_OF_NAME and not name.split()[1:]
     if not name or not is_name or not (is_certain or _SCRIPT.match(name)):
         return [], arguments[at:]

@@ -35,14 +35,20 @@ class ThreadTracks:
         for (pid, tid), comm in self._comm.items():
             self._comm_of_tid.setdefault(tid, comm)
             self._pid_of_tid.setdefault(tid, pid)
-        names = (process.column(name).to_pylist() for name in ("pid", "comm", "exe"))
-        self._process = {pid: comm or exe for pid, comm, exe in zip(*names, strict=True)}
+        columns = ("pid", "comm", "exe", "command")
+        names = (process.column(name).to_pylist() for name in columns)
+        self._process: dict[int, str] = {}
+        for pid, comm, exe, command in zip(*names, strict=True):
+            self._process[pid] = command or comm or exe
+            if command and (pid, pid) in self._comm:  # as `Thread.name`
+                self._comm[pid, pid] = self._comm_of_tid[pid] = command
 
     def comm(self, tid: int) -> str:
         """'name (tid)' of a thread, '' for tid 0."""
         if not tid:
             return ""
-        return f"{self._comm_of_tid.get(tid) or 'tid'} ({tid})"
+        name = self._comm_of_tid.get(tid) or self._process.get(tid) or "tid"
+        return f"{name} ({tid})"
 
     def of_tid(self, tid: int) -> int:
         """Index of the thread with this id; -1 for one that is not in the capture. Of several

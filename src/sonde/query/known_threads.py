@@ -42,7 +42,7 @@ class Processes(LazyRows[Process]):
         self.ppid: U32 = numbers("ppid", np.zeros(rows, np.uint32)).astype(np.uint32)
         self._texts: dict[str, list[str]] = {}
         self._codes: dict[str, I32] = {}
-        for name in ("comm", "exe"):
+        for name in ("comm", "exe", "command"):
             self._texts[name], codes = coded_texts(table.column(name), ("",))
             self._codes[name] = np.concatenate((codes, np.zeros(rows, np.int32)))
         self.owners, owner = _owners(table)
@@ -64,6 +64,7 @@ class Processes(LazyRows[Process]):
                 self._text("comm", at),
                 self._text("exe", at),
                 self.owners[self.owner.item(at)],
+                self._text("command", at),
             )
         return made
 
@@ -74,17 +75,18 @@ class Processes(LazyRows[Process]):
         return mask
 
     def coded(self, column: str) -> tuple[list[str], I32]:
-        """(the distinct texts; of each process, its index in these) of `comm` or `exe`."""
+        """(the distinct texts; of each process, its index in these) of `comm`, `exe`, `command`."""
         return self._texts[column], self._codes[column]
 
     @cached_property
     def coded_names(self) -> tuple[list[str], I32]:
         """(texts; of each process, the index of its `Process.name` in these)."""
-        texts, codes = [*self._texts["comm"]], self._codes["comm"].copy()
-        exes, exe = self.coded("exe")
-        missing = _without_text(texts, codes)
-        codes[missing] = exe[missing] + np.int32(len(texts))
-        texts += exes
+        texts, codes = [*self._texts["command"]], self._codes["command"].copy()
+        for column in ("comm", "exe"):
+            others, other = self.coded(column)
+            missing = _without_text(texts, codes)
+            codes[missing] = other[missing] + np.int32(len(texts))
+            texts += others
         nameless = np.flatnonzero(_without_text(texts, codes))
         codes[nameless] = np.arange(len(texts), len(texts) + len(nameless), dtype=np.int32)
         texts += [f"pid {pid}" for pid in self.pid[nameless].tolist()]
@@ -95,6 +97,11 @@ class Processes(LazyRows[Process]):
         """As `Process.name`."""
         texts, codes = self.coded_names
         return [*map(texts.__getitem__, codes.tolist())]
+
+    @cached_property
+    def runs_script(self) -> Mask:
+        """Whether each is an interpreter of which it is known what it runs."""
+        return ~_without_text(*self.coded("command"))
 
     def number_of(self, process: Process) -> int:
         """The number of a process."""
@@ -143,16 +150,23 @@ class Threads(LazyRows[Thread]):
     def name_of(self, number: int) -> str:
         """The name of one thread."""
         comm = self._comms[self._comm.item(number)]
-        return comm or self._processes[self.process.item(number)].name
+        is_unnamed = not comm or self._is_first_of_script.item(number)
+        return self._processes[self.process.item(number)].name if is_unnamed else comm
 
     @cached_property
     def coded_names(self) -> tuple[list[str], I32]:
         """(texts; of each thread, the index of its `Thread.name` in these)."""
         names, of_process = self._processes.coded_names
         codes = self._comm.astype(np.int32)
-        missing = _without_text(self._comms, codes)
+        missing = _without_text(self._comms, codes) | self._is_first_of_script
         codes[missing] = of_process[self.process[missing]] + np.int32(len(self._comms))
         return [*self._comms, *names], codes
+
+    @cached_property
+    def _is_first_of_script(self) -> Mask:
+        """Which threads are called as their process (`Thread.name`)."""
+        is_first: Mask = self.tid == self._processes.pid[self.process]
+        return is_first & self._processes.runs_script[self.process]
 
     @cached_property
     def names(self) -> list[str]:

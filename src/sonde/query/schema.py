@@ -141,6 +141,7 @@ TABLES: dict[str, pa.Schema] = {
             "comm": _TEXT,
             "exe": _TEXT,
             **{column: _U32 if column == "inner_pid" else _TEXT for column in OWNER_COLUMNS},
+            "command": _TEXT,
         }
     ),
     "thread": pa.schema({"pid": _U32, "start_ns": _U64, "tid": _U32, "comm": _TEXT}),
@@ -169,7 +170,7 @@ TABLES: dict[str, pa.Schema] = {
 ADDED_LATER: dict[str, frozenset[str]] = {
     **{name: frozenset() for name in TABLES},
     "frame": frozenset({"origin"}),
-    "process": frozenset(OWNER_COLUMNS),
+    "process": frozenset({*OWNER_COLUMNS, "command"}),
     "span": frozenset({"waker_pid", "waker_tid"}),
 }
 """Columns that a chunk of version 1 may lack."""

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812, the customary name
 from sqlglot.errors import SqlglotError
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query.schema import TABLES
+from sonde.query.schema import ADDED_LATER, TABLES
 from sonde.query.selection import SUMMED_TABLE, SUMS_VIEW
 from sonde.query.stored_session import MAX_BYTES, empty_table
 
@@ -93,7 +93,12 @@ class SparkTables:
         if name != SUMS_VIEW:
             if not paths:
                 return self._spark.createDataFrame(empty_table(name))
-            return self._read(paths)
+            rows = self._read(paths)
+            added = ADDED_LATER.get(name, frozenset()).difference(rows.columns, {"inner_pid"})
+            if name == "process":  # only earlier versions wrote these files
+                for column in sorted(added):
+                    rows = rows.withColumn(column, F.lit(None).cast("string"))
+            return rows
         paths = paths or self._files.get("sample", ())
         if any(f"/{SUMMED_TABLE}/" in path for path in paths):
             rows = F.coalesce(F.col("rows"), F.lit(1).cast("bigint"))

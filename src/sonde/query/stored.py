@@ -83,7 +83,7 @@ def _grouped_flame_graph(
         f" LIMIT {int(limit)}), "
         "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
         " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
-        f"named AS (SELECT {key}, arg_max(comm, time_ns) AS comm FROM {by} GROUP BY {key}), "
+        f"named AS ({_names_of(by)}), "
         "listed AS (SELECT w.stack, w.n, w.ns, w.bytes,"
         f" {whose}coalesce(nullif(m.comm, ''), '{by}') || ' (' || w.{number} || ')' AS group_name,"
         " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN once o"
@@ -94,6 +94,27 @@ def _grouped_flame_graph(
         f" WHERE frames_so_far <= {MAX_STACK_FRAMES}"
         " ORDER BY ns DESC, bytes DESC, stack, group_name",
         parameters,
+    )
+
+
+def one_of(column: str) -> str:
+    """SQL: one of the values that rows of `process` of one process have in a column."""
+    # The first row may be of before it was known what the process runs.
+    return f"max({column})" if column == "command" else f"any_value({column})"
+
+
+def _names_of(by: str) -> str:
+    """SQL: the key of each process or thread (`GROUPS`), and its name as `comm`: that of what an
+    interpreter runs, also for its first thread (`Thread.name`)."""
+    key = ", ".join(GROUPS[by])
+    own = f"SELECT {key}, arg_max(comm, time_ns) AS comm FROM {by} GROUP BY {key}"
+    scripts = "SELECT node, pid, start_ns, nullif(max(command), '') AS command FROM process"
+    scripts += " GROUP BY node, pid, start_ns"
+    first = " AND s.pid = o.tid" if by == "thread" else ""
+    columns = ", ".join(f"o.{column}" for column in GROUPS[by])
+    return (
+        f"SELECT {columns}, coalesce(s.command, o.comm) AS comm FROM ({own}) o LEFT JOIN ({scripts})"
+        f" s ON s.node = o.node AND s.pid = o.pid AND s.start_ns = o.start_ns{first}"
     )
 
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 
 from sonde.query.bounded import count_beyond
 from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
-from sonde.query.stored import MAX_ROWS
+from sonde.query.stored import MAX_ROWS, one_of
 
-_OWNERS = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
+_OWNERS = ("comm", "exe", "command", "user", "pod", "namespace", "job", "container", "unit")
 """Columns of `process` in an answer."""
 
 
@@ -24,7 +24,7 @@ def memory(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Ta
     if selection.names:
         clause += f" AND name IN ({', '.join('?' * len(selection.names))})"
         parameters = [*parameters, *selection.names]
-    who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
+    who = ", ".join(f"{one_of(name)} AS {name}" for name in _OWNERS)
     found = session.arrow(
         "WITH w AS (SELECT node, pid, start_ns,"
         " coalesce(sum(weight_bytes) FILTER (kind = 'mapped' AND name <> 'reserved'), 0) AS mapped,"

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sonde.model.collectives import is_collective
 from sonde.query.selection import Selection, StoreTables
-from sonde.query.stored import MAX_ROWS
+from sonde.query.stored import MAX_ROWS, one_of
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512
@@ -33,7 +33,7 @@ _TIMED_SHARE = 0.9
 """Share of a node's device time that must be of stretches in which every run was timed."""
 LAST_NS = 60 * 10**9
 """Of a job: what a heat map of its ranks begins with, before its last timed run."""
-_OWNERS = ("comm", "job", "user", "pod", "container")
+_OWNERS = ("comm", "command", "job", "user", "pod", "container")
 """Columns of `process` in an answer."""
 
 
@@ -141,7 +141,7 @@ def ranks(
         "heavy AS (SELECT * FROM every ORDER BY ns DESC, node, pid, start_ns, device"
         f" LIMIT {int(most) or MAX_RANKS}), "
     )
-    who = ", ".join(f"any_value({name}) AS {name}" for name in _OWNERS)
+    who = ", ".join(f"{one_of(name)} AS {name}" for name in _OWNERS)
     known = ", ".join(f"coalesce(p.{name}, '') AS {name}" for name in _OWNERS)
     listed = session.arrow(
         f"WITH {seen} p AS (SELECT node, pid, start_ns, {who} FROM process"

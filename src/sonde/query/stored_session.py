@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query.schema import TABLES
+from sonde.query.schema import ADDED_LATER, TABLES
 from sonde.query.selection import SUMMED_TABLE, SUMS_VIEW
 
 MAX_BYTES = 256 << 20
@@ -96,9 +96,20 @@ class StoredSession:
             if name == SUMS_VIEW:
                 self._make_sums(self._files.get(name if name in self._files else "sample", ()))
             elif paths:
-                self._connection.execute(f'CREATE VIEW "{name}" AS SELECT * FROM {_source(paths)}')
+                columns = ", ".join(("*", *self._absent(name, paths)))
+                rows = f"SELECT {columns} FROM {_source(paths)}"
+                self._connection.execute(f'CREATE VIEW "{name}" AS {rows}')
             else:
                 self._connection.register(name, empty_table(name))
+
+    def _absent(self, name: str, paths: Sequence[Path]) -> list[str]:
+        """SQL for the columns of `process` that none of the files has, as only earlier versions
+        wrote them."""
+        if name != "process":
+            return []
+        found = self._connection.sql(f"SELECT * FROM {_source(paths)} LIMIT 0").columns
+        absent = sorted(ADDED_LATER[name].difference(found))
+        return [f'CAST(NULL AS VARCHAR) AS "{one}"' for one in absent if one != "inner_pid"]
 
     def _make_sums(self, paths: Sequence[Path]) -> None:
         columns = "SELECT *, CAST(1 AS BIGINT) AS rows FROM sample"

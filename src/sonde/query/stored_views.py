@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sonde.query.bounded import bounded, count_beyond
 from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
-from sonde.query.stored import MAX_POINTS, MAX_ROWS
+from sonde.query.stored import MAX_POINTS, MAX_ROWS, one_of
 
 MAX_LANES = 500
 """Lanes of a timeline: threads by kind of wait, and streams of devices."""
@@ -147,10 +147,13 @@ def timeline(
     )
     listed = session.arrow(
         common + "SELECT l.lane, l.node, l.lane_kind, l.pid, l.tid, l.device, l.stream,"
-        " CAST(l.ns AS BIGINT) AS ns, coalesce(arg_max(t.comm, t.time_ns), '') AS comm"
-        " FROM numbered l"
+        " CAST(l.ns AS BIGINT) AS ns, coalesce(nullif(max(p.command), ''),"
+        " arg_max(t.comm, t.time_ns), '') AS comm FROM numbered l"
         " LEFT JOIN thread t ON t.node = l.node AND t.pid = l.pid AND t.tid = l.tid"
-        " AND t.start_ns = l.start_ns GROUP BY ALL ORDER BY l.lane",
+        " AND t.start_ns = l.start_ns"
+        " LEFT JOIN (SELECT node, pid, start_ns, max(command) AS command FROM process GROUP BY ALL)"
+        " p ON p.node = l.node AND p.pid = l.pid AND p.pid = l.tid AND p.start_ns = l.start_ns"
+        " GROUP BY ALL ORDER BY l.lane",
         parameters,
     )
     boxes = session.arrow(
@@ -202,8 +205,8 @@ def overview(session: StoreTables, selection: Selection) -> pa.Table:
 def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
     """Processes by weight, at most `limit`: node, pid, start_ns, n, ns, bytes, and their owners."""
     clause, parameters = selection.sql()
-    names = ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit")
-    who = ", ".join(f"any_value({name}) AS {name}" for name in names)
+    names = ("comm", "exe", "command", "user", "pod", "namespace", "job", "container", "unit")
+    who = ", ".join(f"{one_of(name)} AS {name}" for name in names)
     found = session.arrow(
         "WITH w AS (SELECT node, pid, start_ns, sum(weight_count) AS n, sum(weight_ns) AS ns,"
         f" sum(weight_bytes) AS bytes FROM {selection.sums} {clause} GROUP BY ALL"

@@ -125,6 +125,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         device_ids=device_ids(tables["metric"]),
         gpus_of=gpus,
         parents=_parents(tables["process"]),
+        programs=_programs(tables["process"]),
         cpus=capture.info.cpus,
         others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
@@ -203,6 +204,11 @@ def _waits(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
         name=names_of(naming, rows, "name"),
         track=tracks.of_rows(rows),
     )
+
+
+def _programs(process: pa.Table) -> dict[int, tuple[str, ...]]:
+    columns = (process.column(name).to_pylist() for name in ("pid", "comm", "exe"))
+    return {pid: (comm, exe) for pid, comm, exe in zip(*columns, strict=True)}
 
 
 def _parents(process: pa.Table) -> dict[int, int]:

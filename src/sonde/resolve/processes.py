@@ -326,6 +326,7 @@ class ProcessTable:
         image = parent.image.forked(pid)
         child = TrackedProcess(pid, start, event.parent_pid, parent.comm, image)
         child.set_exe(parent.exe)
+        child.command = parent.command
         child.party_of_parent = parent.party_for_child()
         child.used_ns = self._now_ns
         self._insert(child)

@@ -60,6 +60,7 @@ class TrackedProcess:
             "_party",
             "party_of_parent",
             "comm",
+            "command",
             "credentials",
             "dead_ns",
             "frames",
@@ -85,6 +86,9 @@ class TrackedProcess:
         self.ppid = ppid
         self.comm = comm
         """Name of the first thread."""
+        self.command: str | None = None
+        """What it runs as an interpreter, and its rank (`procfs.scripts_of`); '' of other programs,
+        None as long as it was not read."""
         self._exe = ""
         self._party: int | None = None
         self.party_of_parent = procfs.NOBODY
@@ -170,7 +174,8 @@ class TrackedProcess:
     def record(self) -> Process:
         """The row of the process table."""
         owner = self.owner or UNKNOWN
-        return Process(self.pid, self.start_ns, self.ppid, self.comm, self.exe, owner)
+        command = procfs.with_comm(self.command, self.comm) if self.command else ""
+        return Process(self.pid, self.start_ns, self.ppid, self.comm, self.exe, owner, command)
 
     def space(self) -> AddressSpace:
         """Its mappings as known now; frames of replaced ones are forgotten."""
@@ -207,6 +212,7 @@ class TrackedProcess:
         self.previous, self.previous_until_ns = self.image, now_ns + EXEC_GRACE_NS
         self.image = ProcessImage(self.pid, "exec")
         self._exe = ""
+        self.command = None
         self._party = None
         self.owner_valid_until_ns = 0  # who started it may have taken another user's id before
         self.perf_map = self.generated_code = None

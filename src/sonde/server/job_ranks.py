@@ -179,7 +179,8 @@ def _pieces(
 
 
 def _name(rank: Mapping[str, Any]) -> str:
-    return f"{rank['comm'] or '?'} ({rank['pid']}) on GPU {rank['device']} of {rank['node']}"
+    program = rank["command"] or rank["comm"] or "?"
+    return f"{program} ({rank['pid']}) on GPU {rank['device']} of {rank['node']}"
 
 
 def _listed(
@@ -189,7 +190,7 @@ def _listed(
     listed = []
     for one in numbers[:LISTED]:
         work, waits = rank_tables.shares(times, one)
-        who = {name: ranks[one][name] for name in ("node", "pid", "device", "comm")}
+        who = {name: ranks[one][name] for name in ("node", "pid", "device", "comm", "command")}
         listed.append(who | {"number": one, "work": work, "collective": waits})
     return listed
 

@@ -69,7 +69,7 @@ FLAME_NODE: Schema = {
 }
 """A box of `flametree`: a function with all that it called. `self`: without that."""
 _PROCESS = dict.fromkeys(
-    ("comm", "exe", "user", "pod", "namespace", "job", "container", "unit"), _MAYBE_TEXT
+    ("comm", "exe", "command", "user", "pod", "namespace", "job", "container", "unit"), _MAYBE_TEXT
 )
 
 _ANY: Schema = {"type": "object"}
@@ -162,6 +162,7 @@ ANSWERS: Mapping[str, Schema] = {
         ranks=_list(
             _object(
                 node=_TEXT, pid=_INT, start_ns=_INT, device=_INT, ns=_NUMBER, comm=_TEXT,
+                command=_described(_TEXT, "of an interpreter what it runs, and its rank"),
                 job=_TEXT, user=_TEXT, pod=_TEXT, container=_TEXT,
                 all_timed=_described(_BOOLEAN, "whether every run of it was timed"),
             )
@@ -202,7 +203,7 @@ ANSWERS: Mapping[str, Schema] = {
             start_ns=_INT, end_ns=_INT,
             ranks=_list(
                 _object(
-                    node=_TEXT, pid=_INT, device=_INT, comm=_TEXT,
+                    node=_TEXT, pid=_INT, device=_INT, comm=_TEXT, command=_TEXT,
                     number=_described(_INT, "the rank's number in the heat map of ranks"),
                     work=_OF_TIMED, collective=_OF_TIMED,
                 )

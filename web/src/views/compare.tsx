@@ -10,6 +10,7 @@ import { save, text } from "../exports";
 import { build, matcher } from "../flame";
 import { duration, percent, scaled, timeOf, written } from "../numbers";
 import { Answer, Empty, MoreRows, ROWS_AT_ONCE } from "../parts";
+import { programOf } from "../programs";
 import { useAnswer, useApp } from "../state";
 import type { Place } from "../url";
 import { Drawn, KINDS } from "./flame";
@@ -134,7 +135,7 @@ function SideForm({ title, side, set }: { title: string; side: Side; set: (side:
   const processes = useAnswer<ProcessesAnswer>("processes", { node: side.node, from: side.from, to: side.to, limit: 100 });
   const jobs = [...new Set((processes.answer ?? []).map((one) => one.job ?? "").filter(Boolean)), side.job].filter((one, i, all) => one && all.indexOf(one) === i);
   const names = [...new Set([...(nodes.answer ?? []).map((one) => one.node), side.node].filter(Boolean))];
-  const pids = (processes.answer ?? []).map((one): [string, string] => [String(one.pid), `${one.comm ?? "unknown"} (${one.pid})`]);
+  const pids = (processes.answer ?? []).map((one): [string, string] => [String(one.pid), `${programOf(one)} (${one.pid})`]);
   if (side.pid && !pids.some(([pid]) => pid === side.pid)) pids.push([side.pid, side.pid]);
   const time = (value: string, name: "from" | "to"): void => {
     const seconds = timeOf(value);

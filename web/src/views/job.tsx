@@ -8,6 +8,7 @@ import { save, text } from "../exports";
 import { KIND_NAMES } from "../gpu_hours";
 import { clock, count, duration, energy, gpuTimes, percent, period, tidy } from "../numbers";
 import { Answer, Empty, Meter } from "../parts";
+import { programOf } from "../programs";
 import { useAnswer, useApp } from "../state";
 import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
 import { HoursBar, HoursParts, RangeButtons, useRange } from "./hours";
@@ -154,7 +155,7 @@ function Waits({ waiting, by, id }: { waiting: Waiting; by: OwnerKind; id: strin
       {waiting.ranks.length > 0 && <div class="sheet" tabIndex={0} role="region" aria-label="Ranks that the others wait for"><table>
         <thead><tr><th class="number">Rank</th><th>Node</th><th>Process</th><th>At work</th><th>In collectives</th><th>Details</th></tr></thead>
         <tbody>{waiting.ranks.map((rank) => (
-          <tr><td class="number">{rank.number}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}</small></td>
+          <tr><td class="number">{rank.number}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={programOf(rank)}>{programOf(rank)} <small>{rank.pid}</small></td>
             <td><Meter share={rank.work} text={percent(rank.work)} /></td><td><Meter share={rank.collective} text={percent(rank.collective)} /></td>
             <td><button class="link open" onClick={() => open(rank.node, rank.pid)}>Its time</button></td></tr>))}</tbody>
       </table>{waiting.count > waiting.ranks.length && <p class="quiet note">and {count(waiting.count - waiting.ranks.length, "more rank")}</p>}<p class="quiet note">At work and in collectives: {OF_WHAT}.</p></div>}

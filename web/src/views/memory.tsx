@@ -7,6 +7,7 @@ import type { Columns } from "../api";
 import { chartsOf, MEMORY_GROUPS, seriesOf } from "../charts";
 import { scaled } from "../numbers";
 import { Answer, Empty } from "../parts";
+import { programOf } from "../programs";
 import { useAnswer, useApp } from "../state";
 import { FlamePanel } from "./flame";
 import { Plot } from "./plot";
@@ -101,7 +102,7 @@ function Table({ rows, isCut }: { rows: MemoryAnswer; isCut: boolean }): preact.
           const isShown = place.pid === String(row.pid);
           return (
             <tr key={`${row.pid}.${row.start_ns}`}>
-              <td><button class="link" aria-pressed={isShown} title={row.exe ?? ""} onClick={() => go({ pid: isShown ? "" : String(row.pid), focus: [] })}>{row.comm ?? "unknown"}</button> <small>{row.pid}{shared.has(row.pid) && " (number used again; stacks are of all that had it)"}{row.user && ` · ${row.user}`}{row.job && ` · ${row.job}`}</small></td>
+              <td><button class="link" aria-pressed={isShown} title={row.exe ?? ""} onClick={() => go({ pid: isShown ? "" : String(row.pid), focus: [] })}>{programOf(row)}</button> <small>{row.pid}{shared.has(row.pid) && " (number used again; stacks are of all that had it)"}{row.user && ` · ${row.user}`}{row.job && ` · ${row.job}`}</small></td>
               <td class="number">{size(row.mapped)}</td><td class="number">{size(row.unmapped)}</td><td class="number">{size(row.grown)}</td><td class="number">{size(row.faulted)}</td>
             </tr>
           );

@@ -8,6 +8,7 @@ import { Live, useLive } from "../live";
 import { clock, count, dated, duration, percent, period } from "../numbers";
 import { Answer, Empty, Meter, MoreRows, Tooltip } from "../parts";
 import { coloursOf, fullShare, gridOf, jobsOf, LEVELS, openedJob, ROW_HEIGHT, rowsOf, type Cell, type Grid, type Rank, type RankJob, type Summary } from "../ranks";
+import { programOf } from "../programs";
 import { useAnswer, useApp } from "../state";
 import type { Measure } from "../url";
 import { Boxes } from "./canvas";
@@ -164,7 +165,7 @@ function Map({ grid, isSteps }: { grid: Grid; isSteps: boolean }): preact.JSX.El
       <div class="scroller ranks" ref={scroller} style={{ height: `${Math.min(height, 30 * ROW_HEIGHT) + 2}px` }}>
         <div class="spacer" style={{ height: `${height}px` }}>
           <div class="names" style={{ height: `${height}px` }}>
-            {grid.ranks.map((rank, number) => <div style={{ top: `${number * ROW_HEIGHT}px` }} title={`${nameOf(rank, number)}: ${rank.comm} (${rank.pid})`}>{nameOf(rank, number)}</div>)}
+            {grid.ranks.map((rank, number) => <div style={{ top: `${number * ROW_HEIGHT}px` }} title={`${nameOf(rank, number)}: ${programOf(rank)} (${rank.pid})`}>{nameOf(rank, number)}</div>)}
           </div>
           <div class="canvas">
             <Boxes shown={shown} scroller={scroller} pans={false}
@@ -216,7 +217,7 @@ function Hovered({ hover, grid, isSteps }: { hover: Live<Hover | null>; grid: Gr
   return (
     <Tooltip x={at.x} y={at.y}>
       <strong>{nameOf(rank, cell.rank)}</strong>
-      <p>{rank.comm} ({rank.pid})</p>
+      <p>{programOf(rank)} ({rank.pid})</p>
       <p>{isSteps ? `Step ${cell.slot + 1}, ` : ""}{clock((grid.originNs + grid.start[cell.slot]!) / 1e9, 0.001)} for {duration(length)}</p>
       <dl>
         <dt>At work</dt><dd>{duration(cell.work)}, {percent(cell.work / length)}</dd>
@@ -241,7 +242,7 @@ function Table({ grid, isKnown }: { grid: Grid; isKnown: boolean }): preact.JSX.
           const worst = grid.cells[sum.worst];
           return (
             <tr>
-              <td class="number">{sum.rank}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={rank.comm}>{rank.comm} <small>{rank.pid}{rank.user && ` · ${rank.user}`}</small></td>
+              <td class="number">{sum.rank}</td><td>{rank.node} <small>GPU{rank.device}</small></td><td title={programOf(rank)}>{programOf(rank)} <small>{rank.pid}{rank.user && ` · ${rank.user}`}</small></td>
               <td class="number">{isKnown ? duration(sum.late) : "–"}</td><td class="number">{isKnown ? `${sum.lateIn} of ${sum.timed}` : "–"}</td>
               <td><Meter share={sum.work / (sum.length || 1)} text={percent(sum.work / (sum.length || 1))} /></td>
               <td><Meter share={sum.collective / (sum.length || 1)} text={percent(sum.collective / (sum.length || 1))} /></td>
