@@ -149,8 +149,8 @@ def _require(pid: int) -> str:
 
 
 def text(pid: int, name: str, threads: Sequence[ThreadStack], hidden: set[str]) -> str:
-    """The dump as text, leaf frames first; `name`: of the process; `hidden`: kinds of frames to omit. Threads with the same
-    stack are shown together."""
+    """The dump as text, leaf frames first; `name`: of the process; `hidden`: kinds of frames to
+    omit. Threads with the same stack are shown together."""
     count = f"{len(threads)} thread{'s' if len(threads) != 1 else ''}"
     lines = [f"process {pid} ({one_line(name)}), {count}"]
     alike: dict[tuple[str, ...], list[ThreadStack]] = {}
