@@ -61,6 +61,11 @@ def read_checked(path: Path, most_bytes: int, check: Callable[[Path], None]) -> 
     return content
 
 
+def path_or_input(text: str) -> Path:
+    """The path that a command line names; - is standard input."""
+    return Path("/dev/stdin" if text == "-" else text)
+
+
 def own_descriptor(path: Path) -> int | None:
     """The descriptor that a path such as /dev/stdin or /dev/fd/63 refers to, else None."""
     text = str(path)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import argparse
+from types import SimpleNamespace
 
 import pytest
 
 from sonde.agent.top import DeviceShare, Usage
-from sonde.cli.top import add_parser, in_order, shown_of, table
+from sonde.cli.top import _show, add_parser, in_order, shown_of, table
 
 DEVICE = DeviceShare(busy=0.5, launches_per_s=2e4, copied_bytes_per_s=3e9, timed=100)
 FOUND = [
@@ -77,3 +78,11 @@ def test_they_are_listed_where_they_are_asked_for() -> None:
     assert shown_of(everyone, arguments("--idle", "--kernel-threads")) == (everyone, "")
     assert shown_of(everyone, arguments("-p", "13")) == (everyone, "")
     assert IDLE in shown_of(everyone, arguments("--sort", "memory"))[0]
+
+
+def test_nothing_is_cut_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a-name-of-some-length" * 10
+    many = [Usage((1 << 22) + n, "ann", name, 0.5, 3 << 20, DEVICE) for n in range(60)]
+    _show(SimpleNamespace(look=lambda: many), arguments("--once"))  # type: ignore[arg-type]
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.endswith(f" {name}") for line in lines) == 60

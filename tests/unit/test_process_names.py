@@ -6,6 +6,8 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -244,3 +246,20 @@ def test_the_name_in_a_row_follows_forks_and_programs() -> None:
 
 def test_the_table_has_the_column() -> None:
     assert TABLES["process"].names[-1] == "command"
+
+
+def test_explain_reads_standard_input_and_takes_a_script_by_name(tmp_path: Path) -> None:
+    def explained(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [sys.executable, "-m", "sonde", "explain", "-", *arguments],
+            input=two_ranks().bytes(),
+            capture_output=True,
+            check=False,
+        )
+
+    done = explained("--pid", "train.py rank 1")
+    assert done.returncode == 0, done.stderr
+    assert b"train.py rank 1 (400)" in done.stdout
+    done = explained("--pid", "trian.py rank 1")
+    assert done.returncode == 2
+    assert b"did you mean train.py rank 1?" in done.stderr

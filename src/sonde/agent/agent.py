@@ -95,6 +95,10 @@ class Agent:
         self._loop_s = time.monotonic()
         """When the last turn of the main loop began (CLOCK_MONOTONIC)."""
         self._gc_before = gc.get_threshold()
+        self.is_stopping = False
+        """`stop` was called."""
+        self.is_complete = False
+        """The last chunk was written, or could not be; probes may still be there."""
         self._pause_asked = False
         self._paused_ns = 0
         """Length of the pause that the current chunk begins after."""
@@ -321,6 +325,7 @@ class Agent:
 
         `program`: the run that this recording saw from its start to its end.
         """
+        self.is_stopping = True
         self._encoder.program = program
         try:
             others = self._others.rows(self._tick_ns) if self._others is not None else []
@@ -330,6 +335,7 @@ class Agent:
                 self._resolver.wait_for_pods(PODS_S)
             self._flush(last=True)
         finally:
+            self.is_complete = True
             if self._attacher is not None:
                 self._attacher.stop()
             for collector in self._collectors:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from sonde.cli.named_processes import (
@@ -18,6 +19,7 @@ from sonde.cli.named_processes import (
     process_name,
 )
 from sonde.errors import CaptureError, MissingDependency, UsageError
+from sonde.input_files import path_or_input
 
 if TYPE_CHECKING:
     from sonde.analyze.bound import StallCauses
@@ -47,9 +49,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "files", metavar="FILE", type=Path, nargs="*",
+        "files", metavar="FILE", type=path_or_input, nargs="*",
         help="a capture (.sonde), a trace of torch.profiler (.json, .json.gz), Nsight Systems' "
-        "SQLite export, output of `perf script`, OTLP profiles",
+        "SQLite export, output of `perf script`, OTLP profiles; - for standard input",
     )  # fmt: skip
     parser.add_argument(
         "--pid",
@@ -131,7 +133,10 @@ def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeli
 
 def _recorded(pids: Sequence[int], seconds: float) -> Timeline:
     """The timeline of a new recording of processes. Raises SondeError."""
+    import shutil
+    import signal
     import tempfile
+    from functools import partial
 
     from sonde.cli import main
     from sonde.recording.timelines import open_timeline
@@ -141,9 +146,18 @@ def _recorded(pids: Sequence[int], seconds: float) -> Timeline:
         command = ["record", "-p", *map(str, pids), "-d", str(seconds), "-o", capture, "--quiet"]
         recording = main.build_parser().parse_args(command)
         recording.names_command = False
-        if recording.run(recording) != 0:
-            raise CaptureError("the recording was interrupted", "try again")
-        return open_timeline([Path(capture)])
+        recording.on_abort = partial(shutil.rmtree, folder, ignore_errors=True)
+        previous = signal.signal(signal.SIGTERM, _exit)  # the folder is removed then, too
+        try:
+            if recording.run(recording) != 0:
+                raise CaptureError("the recording was interrupted", "try again")
+            return open_timeline([Path(capture)])
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _export(timeline: Timeline, causes: StallCauses, path: Path, module: str) -> None:

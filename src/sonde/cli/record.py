@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sonde.cli.named_processes import process_name
 from sonde.errors import (
@@ -49,6 +49,10 @@ SIGUSR1 pauses a running recorder, SIGUSR2 resumes it.
 
 ABORTED = 130
 """Exit code after a second signal: 128 + SIGINT."""
+_STOP_S = 1.0
+"""How long a second signal waits for the end of the tick that is being read out."""
+_LAST_CHUNK_S = 10.0
+"""How long it waits for the last chunk: in a busy machine's first seconds all is named then."""
 _LARGE_BYTES = 4_000_000
 """Size of a capture whose summary takes seconds."""
 
@@ -102,7 +106,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--json", action="store_true", help="print the result as JSON instead of the summary")
     add("-q", "--quiet", action="store_true", help="no progress, no summary")
     add("command", nargs=argparse.REMAINDER, metavar="-- CMD …", help="run a program and watch it")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, on_abort=None)
 
 
 def _seconds(text: str) -> float:
@@ -110,6 +114,14 @@ def _seconds(text: str) -> float:
         if 0 < (value := float(text)) < float("inf"):
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+
+
+class _Signals(NamedTuple):
+    """What signals do to a recording."""
+
+    condition: StopCondition
+    pause: PauseSignals
+    abort: AbortOnSecondSignal
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,13 +155,17 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
     privileged = _privileged(args, command)
     namespaces.require_matching_proc()
     path = args.output or Path(time.strftime("sonde-%Y%m%d-%H%M%S.sonde"))
-    abort.abort_message = f"; what was written until then is in {path}"
+    if args.on_abort is not None:
+        abort.clean_up = args.on_abort
+    else:
+        abort.abort_message = f"; what was written until then is in {path}"
     child = _make_child(command, args)
     try:
         watched = [child.pid] if child is not None else args.pids
         with StopCondition(args.duration, args.pids, child) as condition:
             config = _config(args, watched)
-            return _record(args, config, path, child, condition, pause, privileged=privileged)
+            signals = _Signals(condition, pause, abort)
+            return _record(args, config, path, child, signals, privileged=privileged)
     finally:
         if child is not None:
             child.abandon()
@@ -234,11 +250,11 @@ def _record(
     config: Config,
     path: Path,
     child: Child | None,
-    condition: StopCondition,
-    pause: PauseSignals,
+    signals: _Signals,
     *,
     privileged: bool,
 ) -> int:
+    condition = signals.condition
     from sonde.agent import registry
     from sonde.cli.progress import Progress
     from sonde.host import descriptors
@@ -264,7 +280,8 @@ def _record(
     failure: SinkError | None = None
     try:
         condition.begin()
-        pause.begin(agent)
+        signals.pause.begin(agent)
+        signals.abort.patience_s = lambda: _patience_s(agent)
         failure = _observe(args, agent, condition, progress, child)
     except KeyboardInterrupt:
         progress.clear()
@@ -283,6 +300,14 @@ def _record(
     if failure is not None:
         raise failure
     return child.run.exit_code if child is not None and child.run is not None else 0
+
+
+def _patience_s(agent: Agent) -> float:
+    """How long a second signal waits for the last chunk."""
+    if agent.is_complete:
+        return 0.0
+    # The loop sees the first signal within a tick, unless it hangs.
+    return _LAST_CHUNK_S if agent.is_stopping else _STOP_S
 
 
 def _observe(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sonde.cli.named_processes import Recorded, pids_in_record, process_name
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
+from sonde.input_files import path_or_input
 from sonde.model.code import Hide
 from sonde.model.profile import ProfileKind
 from sonde.model.verdict import Explained
@@ -120,7 +121,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "file", metavar="FILE", type=_capture, help="a capture (.sonde); - for standard input"
+        "file", metavar="FILE", type=path_or_input, help="a capture (.sonde); - for standard input"
     )
     parser.add_argument("--format", choices=_FORMATS, default="table", help="see below")
     parser.add_argument(
@@ -367,10 +368,6 @@ def _to_standard_output(write: Callable[..., None]) -> None:
         raise SinkError(
             f"cannot write to standard output: {error.strerror or error}", "write to a file with -o"
         ) from error
-
-
-def _capture(text: str) -> Path:
-    return Path("/dev/stdin" if text == "-" else text)
 
 
 def _metric(text: str) -> str:

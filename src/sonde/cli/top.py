@@ -38,6 +38,8 @@ BUDGET: Final = 0.01
 """Of each program's time, the share that timing its launches may take."""
 CLEAR: Final = "\033[H\033[J"
 """Clears the terminal."""
+MOST_WIDE: Final = 10_000
+"""Cells of a line in a file or pipe, where nothing is cut to fit."""
 SPARE_LINES: Final = 5
 """Of the terminal, that have no processes: totals, head, note, prompt."""
 BY_USE: Final = ("busy", "cpu", "device")
@@ -67,7 +69,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--interval", type=_seconds, default=1.0, metavar="S", help="refresh interval (default 1)")
     add("--sort", choices=ORDERS, default="busy", metavar="KEY",
         help=f"{', '.join(ORDERS)} (default: busy, devices before CPUs)")  # fmt: skip
-    add("--lines", type=int, default=0, metavar="N", help="of processes (default: as many as fit)")
+    add(
+        "--lines",
+        type=int,
+        default=0,
+        metavar="N",
+        help="of processes (default: as many as fit, all in a pipe or file)",
+    )
     add("--idle", action="store_true", help="processes that used nothing, too")
     add("--kernel-threads", action="store_true", help="threads of the kernel, too")
     add("--once", action="store_true", help="print once, then exit")
@@ -126,13 +134,14 @@ def _show(top: Top, args: argparse.Namespace) -> None:
         }
         print(json.dumps(document), flush=True)
         return
-    columns, rows = shutil.get_terminal_size((100, 40))
+    is_terminal = sys.stdout.isatty()
+    columns, rows = shutil.get_terminal_size((100, 40)) if is_terminal else (MOST_WIDE, sys.maxsize)
     kept, left_out = shown_of(found, args)
     lines = args.lines or max(1, rows - SPARE_LINES - bool(left_out))
     kept = [replace(one, name=procfs.command_of(one.pid, one.name)) for one in kept[:lines]]
     notes = [note for note in (left_out, unread_processes.line()) if note]
     screen = table(found, kept, columns, "\n".join(notes))
-    print((CLEAR if sys.stdout.isatty() and not args.once else "") + screen, flush=True)
+    print((CLEAR if is_terminal and not args.once else "") + screen, flush=True)
 
 
 def in_order(found: Sequence[Usage], key: str) -> list[Usage]:

@@ -114,7 +114,8 @@ def _names_of(by: str) -> str:
     columns = ", ".join(f"o.{column}" for column in GROUPS[by])
     return (
         f"SELECT {columns}, coalesce(s.command, o.comm) AS comm FROM ({own}) o"
-        f" LEFT JOIN ({scripts}) s ON s.node = o.node AND s.pid = o.pid AND s.start_ns = o.start_ns{first}"
+        f" LEFT JOIN ({scripts}) s ON s.node = o.node AND s.pid = o.pid"
+        f" AND s.start_ns = o.start_ns{first}"
     )
 
 
