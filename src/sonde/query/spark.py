@@ -93,12 +93,12 @@ class SparkTables:
         if name != SUMS_VIEW:
             if not paths:
                 return self._spark.createDataFrame(empty_table(name))
-            rows = self._read(paths)
-            added = ADDED_LATER.get(name, frozenset()).difference(rows.columns, {"inner_pid"})
+            found = self._read(paths)
+            added = ADDED_LATER.get(name, frozenset()).difference(found.columns, {"inner_pid"})
             if name == "process":  # only earlier versions wrote these files
                 for column in sorted(added):
-                    rows = rows.withColumn(column, F.lit(None).cast("string"))
-            return rows
+                    found = found.withColumn(column, F.lit(None).cast("string"))
+            return found
         paths = paths or self._files.get("sample", ())
         if any(f"/{SUMMED_TABLE}/" in path for path in paths):
             rows = F.coalesce(F.col("rows"), F.lit(1).cast("bigint"))
