@@ -34,6 +34,8 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     (Cause.GIL, CauseDetail.NONE): "move the work of other Python threads into processes",
     (Cause.LOCK, CauseDetail.NONE): "hold the lock for a shorter time, or do not take it in the "
     "launching thread",
+    (Cause.POOL, CauseDetail.NONE): "keep what the pool lends for a shorter time, or let it lend "
+    "more",
     (Cause.IO, CauseDetail.NONE): "do the I/O in another thread or process than the launching one",
     (Cause.SLEEP, CauseDetail.NONE): "remove the sleep from the launching thread",
     (Cause.IDLE, CauseDetail.NONE): "nothing: it waits for what others ask of it; look at them, if "
@@ -111,10 +113,15 @@ ABOUT_CULPRIT: Mapping[Cause, str] = {
     Cause.LOCK: "shorten what {thread} does with the lock in {code}, or do it before or after",
     Cause.GIL: "move the work of {thread} in {code} into a process, or do it in calls that "
     "release the interpreter lock",
+    Cause.POOL: "let {thread} keep what the pool lends for a shorter time ({doing} in {code}), or "
+    "give it a separate pool, or let the pool lend more",
     Cause.INPUT: "make {code} in {thread} faster, or run it ahead and in parallel: more loader "
     "workers, prefetching, less work per sample",
 }
 """By cause, where the code of the thread is known that others wait for."""
+BETWEEN_REQUESTS = "shorten what requests do with what the pool lends: {doing} in {code}; or let it "
+BETWEEN_REQUESTS += "lend more"
+"""Of a pool that the requests themselves use up."""
 PASSED_ON = "shorten what is done with the lock, or do it before or after: {doing} in {code}"
 """Of a lock that those who wait for it pass on."""
 SHORT_OF_A_CPU = "; and give it a CPU, for which it waits"
@@ -143,8 +150,10 @@ def next_step_on(cause: CauseShare) -> str:
             return ABOUT_CPUS.format(thread=who.thread)
         if key == Cause.LOCK and who.code and not who.thread:
             return PASSED_ON.format(doing=who.doing, code=who.code)
+        if key == Cause.POOL and who.code and not who.thread:
+            return BETWEEN_REQUESTS.format(doing=who.doing, code=who.code)
         if key in ABOUT_CULPRIT and who.code:
-            text = ABOUT_CULPRIT[key].format(thread=who.thread, code=who.code)
+            text = ABOUT_CULPRIT[key].format(thread=who.thread, code=who.code, doing=who.doing)
             return text + SHORT_OF_A_CPU * (who.doing == WITHOUT_CPU)
     places = [one.function for one in cause.locations[:1] if one.share >= MAJORITY]
     if cause.detail == CauseDetail.NONE and key in ABOUT_PLACE and any(places):

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.lock_holders import held_for
+from sonde.analyze.pool_holders import held_from_pools
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import ThreadTime, locations
 from sonde.model.causes import Cause
@@ -60,6 +61,8 @@ def who_is_behind(
                 "such a wait waited for this one: only its timer ended it"
             ]
         )
+    if cause == Cause.POOL:
+        return Behind(*held_from_pools(timeline, time.places[cause], turns))
     others, peers = time.others[cause], set[int]()
     if cause == Cause.LOCK:
         peers = _waiting_at(timeline, time.places[cause], window).union(turns)
@@ -162,7 +165,7 @@ def _without_sleep(timeline: Timeline, waits: list[Total], running: int) -> list
 
 def _is_lock(wait: Total) -> bool:
     """Whether a wait is for a lock, and not in a queue."""
-    return wait.name == "futex" and wait.wait_detail != WaitDetail.QUEUE
+    return wait.name == "futex" and wait.wait_detail not in (WaitDetail.QUEUE, WaitDetail.POOL)
 
 
 def _where(waits: Iterable[Total]) -> str:

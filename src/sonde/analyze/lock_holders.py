@@ -25,6 +25,7 @@ LEAST_PART = 0.1
 
 _ON_CPU = "on a CPU"
 _OWN = WaitDetail.OWN_LOCK
+_WAITS_FOR_OTHERS = (_OWN, WaitDetail.QUEUE, WaitDetail.POOL)
 
 
 def held_for(
@@ -41,7 +42,7 @@ def held_for(
         inside = _inside(timeline, takes)
         known = [one for one in mine if one.location in inside]
         label = timeline.tracks[holder].label
-        if {_doing(one) for one in known} <= {"", _ON_CPU}:
+        if {doing_of(one) for one in known} <= {"", _ON_CPU}:
             return [], None  # who holds it is named with the code that it runs
         text, most = _parts(timeline, known)
         return ([f"held for {text}"], Culprit(label, *most)) if text else ([], None)
@@ -68,7 +69,7 @@ def _parts(timeline: Timeline, totals: Iterable[Total]) -> tuple[str, tuple[str,
     ns: dict[str, int] = defaultdict(int)
     places: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in totals:
-        if doing := _doing(one):
+        if doing := doing_of(one):
             ns[doing] += one.ns
             places[doing][one.location] += one.ns
     whole = sum(ns.values())
@@ -86,13 +87,13 @@ def _parts(timeline: Timeline, totals: Iterable[Total]) -> tuple[str, tuple[str,
     return ", ".join(one + place for one, place in zip(shown, where, strict=True)), first
 
 
-def _doing(one: Total) -> str:
+def doing_of(one: Total) -> str:
     """What a thread does that holds a lock; '' where it waits for one, or for work."""
     if one.kind == TotalKind.SAMPLED:
         return _ON_CPU
     if one.kind == TotalKind.RUNQUEUE:
         return "ready, without a CPU"
-    if one.kind != TotalKind.BLOCKED or one.wait_detail in (_OWN, WaitDetail.QUEUE):
+    if one.kind != TotalKind.BLOCKED or one.wait_detail in _WAITS_FOR_OTHERS:
         return ""
     return "waiting for the interpreter lock" if one.wait_detail == WaitDetail.GIL else one.name
 

@@ -133,11 +133,15 @@ class ThreadTime:
 
 
 def thread_time(
-    timeline: Timeline, totals: Sequence[Total], timed: Collection[CopyDirection] = ()
+    timeline: Timeline,
+    totals: Sequence[Total],
+    timed: Collection[CopyDirection] = (),
+    callers: Mapping[str, str] | None = None,
 ) -> ThreadTime:
     """The time of threads by cause. `totals`: theirs, without waits for one another; `timed`:
-    directions of copies whose time on the device is known, and counted there."""
-    found = ThreadTime(callers=timeline.callers)
+    directions of copies whose time on the device is known, and counted there; `callers`: by
+    location, in these threads; None: in all."""
+    found = ThreadTime(callers=timeline.callers if callers is None else callers)
     called: dict[Activity, int] = defaultdict(int)
     in_copies = 0  # of the time in calls that copy, the part that waited
     for one in totals:
@@ -239,6 +243,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.COLLECTIVE
     if total.wait_detail == WaitDetail.GRAPH_CAPTURE:
         return Cause.BUILD
+    if total.wait_detail == WaitDetail.POOL:
+        return Cause.POOL
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
     if _is_for_a_timer(total):

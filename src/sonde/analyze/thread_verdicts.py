@@ -26,6 +26,7 @@ from sonde.analyze.device_totals import with_runs
 from sonde.analyze.host_words import without_device
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
+from sonde.analyze.services import SERVICES, Service, services
 from sonde.analyze.thread_time import locations
 from sonde.analyze.trace_totals import ExactTime
 from sonde.analyze.verdict_on_threads import CODE, verdict_on
@@ -200,17 +201,38 @@ def _without_device(
     timeline: Timeline, by_track: dict[int, list[Total]], window: int
 ) -> list[Verdict]:
     """Verdicts on the threads that decide in a capture in which nothing called a device."""
-    verdicts = []
     waiting = _idle_threads(by_track, window)
-    for tracks in deciding_threads(timeline, by_track, window):
+    threads = deciding_threads(timeline, by_track, window)
+    served = services(timeline, by_track, window)[:SERVICES]
+    answering = {track for one in served for track in one.totals}
+    verdicts = [_of_service(timeline, one, window) for one in served]
+    threads = [tracks for tracks in threads if answering.isdisjoint(tracks)]
+    for tracks in threads[: max(0, THREADS - len(served))]:
         totals = []
         for track in tracks:
-            takes_requests = any(one.serves for one in by_track[track])
+            takes_requests = any(one.serves or one.service for one in by_track[track])
             handed_by = () if takes_requests else waiting
             totals += [_on_host(one, handed_by) for one in by_track[track]]
         verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
         verdicts.append(without_device(verdict, len(tracks)))
     return verdicts
+
+
+def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
+    """The verdict on the requests that some threads answer; shares are of the time of requests."""
+    totals = [_on_host(one, ()) for each in service.totals.values() for one in each]
+    tracks, whole = service.tracks, service.ns
+    verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True, whole=whole)
+    number = len(tracks)
+    at_a_time = f"{whole / window:.1f}" if whole >= window else f"{whole / window:.2f}"
+    which = f"{number:,} threads that answer requests" if number > 1 else "the thread that answers"
+    line = f"{at_a_time} requests at a time on average, in {which}"
+    if service.between:
+        waited = 100 * service.between / (whole + service.between)
+        line += f"; for {waited:.0f} % of their time they wait for the next one"
+    evidence = ["shares are of the time of requests", line, *verdict.evidence[1:]]
+    found = replace(verdict, evidence=evidence, service=service.name, request_ns=whole)
+    return without_device(found, number)
 
 
 def _idle_threads(by_track: Mapping[int, Iterable[Total]], window: int) -> set[int]:

@@ -42,14 +42,17 @@ def verdict_on(
     timed: Collection[CopyDirection] = (),
     has_runs: bool = False,
     on_host: bool = False,
+    whole: int = 0,
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that take turns, under the name of the first, and their time.
 
     `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed;
-    `on_host`: nothing called a device.
+    `on_host`: nothing called a device; `whole`: the time in ns that shares are of, where that is
+    not the recorded one: that of the requests that the threads answer.
     """
     track = turns[0]
-    time = thread_time(timeline, totals, timed)
+    of_requests = whole > 0
+    time = thread_time(timeline, totals, timed, _callers(timeline, turns))
     if time.for_copies and not has_runs:
         time.ns[Cause.COPY] += time.waited
         time.waited = 0
@@ -58,9 +61,10 @@ def verdict_on(
     beyond = max(0, time.waited + sum(ns.values()) - window * len(turns))
     time.waited -= min(time.waited, beyond, ns[Cause.RUN_QUEUE] + ns[Cause.STOPPED])
     if on_host:
-        _cut_to(ns, window * len(turns))
+        _cut_to(time, window * len(turns))
     # Threads that take turns fill one window; where they do not, shares are of all their time.
-    whole = max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
+    whole = whole or max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
+    least = min(window, whole)
     causes = [
         CauseShare(
             key=cause,
@@ -81,16 +85,16 @@ def verdict_on(
         )
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
-        for behind in [who_is_behind(timeline, time, cause, length, window, turns)]
+        for behind in [who_is_behind(timeline, time, cause, length, least, turns)]
     ]
     if not has_runs:
         causes = without_hand_overs(causes, time.count, whole)
     bounds = _bounds(causes, time.waited / whole)
-    if on_host and len(turns) > 1:  # they were chosen for the lock that they wait for
+    if on_host and len(turns) > 1 and not of_requests:  # they were chosen for the lock that they wait for
         bounds.sort(key=lambda one: one.key != Bound.LOCK)
     waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
     evidence = ["shares are of the recorded time" if on_host else waited]
-    if whole > window:
+    if whole > window and not of_requests:
         evidence.append(
             f"shares are of the time of {len(turns)} threads together, "
             f"{whole / window:.2f} times the recorded time"
@@ -136,9 +140,22 @@ def _with_near_tie(causes: Sequence[CauseShare], advice: Sequence[Advice]) -> li
     return [Advice("; or ".join(texts), 0.0), *advice[2:]]
 
 
-def _cut_to(ns: dict[Cause, int], limit: int) -> None:
-    """Cuts the causes of a thread's time so that they sum to no more than the time it had. Waits
-    are measured; what it did on a CPU is estimated from samples, so that is cut first."""
+def _callers(timeline: Timeline, turns: Sequence[int]) -> dict[str, str]:
+    """By location, the one that mostly called it, in these threads or in all."""
+    found: dict[str, str] = {}
+    mine, differ = set(turns), set()
+    for (track, location), caller in timeline.thread_callers.items():
+        if track in mine and found.setdefault(location, caller) != caller:
+            differ.add(location)
+    return {**timeline.callers, **{one: found[one] for one in found if one not in differ}}
+
+
+def _cut_to(time: ThreadTime, limit: int) -> None:
+    """Cuts the causes of a thread's time so that they sum to no more than the time it had, and what
+    is known of each with it. Waits are measured; what it did on a CPU is estimated from samples, so
+    that is cut first."""
+    ns = time.ns
+    before = dict(ns)
     for causes in (CODE, tuple(ns)):
         part = sum(ns[one] for one in causes)
         beyond = min(part, sum(ns.values()) - limit)
@@ -146,6 +163,11 @@ def _cut_to(ns: dict[Cause, int], limit: int) -> None:
             continue
         for one in causes:
             ns[one] -= -(-beyond * ns[one] // part)
+    for one, length in before.items():
+        if ns[one] < length:
+            for parts in (time.places[one], time.others[one]):
+                for key in parts:
+                    parts[key] = parts[key] * ns[one] // length
 
 
 def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:

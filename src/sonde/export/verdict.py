@@ -110,12 +110,17 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         name = f"thread{'s' * (verdict.threads > 1)} {verdict.device_name}"
         if verdict.threads > 1:
             name += f" and {verdict.threads - 1:,} more"
+        if verdict.request_ns:
+            where = name if verdict.threads == 1 else f"{verdict.threads:,} threads"
+            name = f"requests{' of ' * bool(verdict.service)}{verdict.service}, in {where}"
         did = "waited for its device"
         # Where the device's runs are known, causes are of the time in which it did not compute.
         did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
     lines = [f"{name} — {bound}"]
     if verdict.without_device:
         did_not = f"time by cause, of {duration(verdict.window_ns)}"
+        if verdict.request_ns:
+            did_not = f"time of requests by cause, of {duration(verdict.request_ns)}"
     else:
         lines.append(f"  {did} {100 * verdict.computing:.1f} % of {duration(verdict.window_ns)}")
     if verdict.sampling is not None:

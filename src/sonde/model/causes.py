@@ -36,6 +36,8 @@ class Bound(StrEnum):
     """The launching thread is runnable but has no CPU: other threads, or a spent quota."""
     LOCK = "lock"
     """A lock, Python's interpreter lock included."""
+    POOL = "pool"
+    """All that a pool lends is taken."""
     IO = "io"
     """Files, pipes and sockets that the launching thread waits for."""
     SLEEP = "sleep"
@@ -85,6 +87,7 @@ _BOUND_TEXTS = {
     Bound.SYNCHRONIZATION: ("synchronization-bound", "the host waits for the device"),
     Bound.CPU_CONTENTION: ("CPU contention", "the launching thread waits for a CPU"),
     Bound.LOCK: ("lock contention", "the launching thread waits for a lock"),
+    Bound.POOL: ("pool exhausted", "all that it lends is taken"),
     Bound.IO: ("I/O-bound", "the launching thread waits for I/O"),
     Bound.SLEEP: ("sleep", "the launching thread waits until a time is over"),
     Bound.IDLE: ("idle", "it waits for connections, requests or tasks"),
@@ -122,6 +125,8 @@ class Cause(StrEnum):
     """The launching thread waited for Python's interpreter lock."""
     LOCK = "lock"
     """The launching thread waited for another lock."""
+    POOL = "pool"
+    """A request waited until others gave back what a pool lends."""
     IO = "io"
     """The launching thread was blocked on a file, a pipe or a socket."""
     SLEEP = "sleep"
@@ -169,6 +174,7 @@ _CAUSES = {
     Cause.PAGE_FAULT: ("page faults", Bound.PAGE_FAULT),
     Cause.GIL: ("GIL contention: Python's interpreter lock", Bound.LOCK),
     Cause.LOCK: ("lock contention", Bound.LOCK),
+    Cause.POOL: ("pool exhausted: all that it lends is taken", Bound.POOL),
     Cause.IO: ("blocking I/O", Bound.IO),
     Cause.SLEEP: ("sleep in the launching thread", Bound.SLEEP),
     Cause.IDLE: ("idle: it waits for the next connection, request or task", Bound.IDLE),

@@ -26,8 +26,14 @@ class ServingRole(IntEnum):
     EVENTS = 5
     """Machine code that waits for any of many events. Python programs use it for other waits, too:
     there the Python code decides."""
+    HANDLES = 6
+    """Python code that answers a request: what it waits for, the request waits for."""
 
 
+TASK_LOOP: Final = "concurrent/futures/thread.py"
+"""The file of a loop whose tasks are requests only in a program that takes requests."""
+ACCEPTS: Final = "accept"
+"""In place of a file: the program itself waits for connections."""
 _WAITING_FILES: Final = frozenset(
     ("socket.py", "selectors.py", "ssl.py", "threading.py", "queue.py", "multiprocessing/queues.py")
 )
@@ -47,6 +53,15 @@ _LOOPS: Final = {
     "cheroot/workers/threadpool.py": ("run",),
     "cheroot/connections.py": ("_run", "run"),
 }
+_HANDLERS: Final = {
+    "socketserver.py": ("process_request_thread", "finish_request"),
+    "grpc/_server.py": ("_unary_response_in_pool", "_stream_response_in_pool"),
+    "flask/app.py": ("wsgi_app",),
+    "django/core/handlers/wsgi.py": ("__call__",),
+    "starlette/concurrency.py": ("run_in_threadpool",),
+}
+_BATCHES: Final = frozenset(("multiprocessing/pool.py", "concurrent/futures/process.py"))
+"""Loops of processes that work for another one of the program: it asks, and no customer."""
 _ACCEPTS: Final = frozenset(("accept", "accept4", "__libc_accept", "__libc_accept4"))
 _EVENTS: Final = frozenset(
     ("epoll_wait", "epoll_pwait", "epoll_pwait2", "uv__io_poll", "event_base_loop", "ev_run")
@@ -58,7 +73,14 @@ def python_role(file: str, function: str) -> ServingRole:
     name = function.rpartition(".")[2]
     if name in _LOOPS.get(file, ()):
         return ServingRole.LOOP
+    if name in _HANDLERS.get(file, ()):
+        return ServingRole.HANDLES
     return ServingRole.WAITS if file in _WAITING_FILES else ServingRole.OTHER_PYTHON
+
+
+def takes_requests(file: str) -> bool:
+    """Whether what a loop or a handler in this file takes may be requests."""
+    return file not in _BATCHES
 
 
 def native_role(function: str) -> ServingRole:

@@ -56,6 +56,7 @@ __all__ = [
     "Interner",
     "Mask",
     "Memory",
+    "Pool",
     "Samples",
     "StateKind",
     "StreamWaits",
@@ -256,6 +257,11 @@ class Total:
     """Of waits, estimated from the stacks of some of them."""
     serves: bool = False
     """Of waits: for the next connection, request or task, by the stacks of some of them."""
+    service: str = ""
+    """The file of the code that took the request which the thread answers meanwhile, or which it
+    waits for (`serves`); '' where no request is known."""
+    entry: str = ""
+    """The program's function that this code called for the request: 'function file'; '' none."""
     location: str = ""
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
     samples: int = 0
@@ -267,6 +273,18 @@ class Total:
     when: int = 0
     """Of `TotalKind.SAMPLED`: bit N is set if a sample lies in part N of the record, which
     `parts_of` divides into equal parts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A pool, a semaphore or a queue from which threads take what they give back."""
+
+    function: str
+    """The program's function in which threads wait for it: 'name file'."""
+    tracks: frozenset[int]
+    """The threads that wait in it."""
+    places: frozenset[str]
+    """`Total.location`s that are mostly in functions which take from it: it is used there."""
 
 
 MAX_PARTS = 64
@@ -355,6 +373,10 @@ class Timeline:
     """Threads that have no track, of a record of very many threads."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """By `Total.location`: the location in the program that mostly called it, where known."""
+    thread_callers: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """By track and `Total.location`: the same within one thread, where threads differ."""
+    pools: Sequence[Pool] = ()
+    """Pools that threads wait for which answer requests."""
     within: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By function of the program that takes a lock ('name file'), where threads waited for it: the
     locations that are mostly in calls of it."""

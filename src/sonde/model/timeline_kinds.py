@@ -104,6 +104,8 @@ class WaitDetail(IntEnum):
     """For a lock that the program's own code takes directly, not through a library."""
     IDLE = 10
     """For the next connection, request or task, in a program that calls no device."""
+    POOL = 11
+    """Until another request gives back what a pool lends (`Timeline.pools`)."""
 
 
 class TrackKind(StrEnum):

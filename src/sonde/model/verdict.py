@@ -274,6 +274,11 @@ class Verdict:
     threads: int = 1
     """How many threads it is about that wait for the same, where nothing called a device: the one
     that waits longest gives the name. Shares are of the time of all of them."""
+    service: str = ""
+    """The program's function that answers the requests that it is about; '' not known."""
+    request_ns: int = 0
+    """The time of these requests, those at once counted each: shares are of it. 0: it is not about
+    requests."""
 
     @property
     def bound(self) -> str:

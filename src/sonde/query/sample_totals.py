@@ -46,6 +46,9 @@ class _SampleKey(NamedTuple):
     """Index into `ACTIVITIES`."""
     location: int
     """Index into `StackRoles.locations`; -1 none."""
+    service: int
+    entry: int
+    """As `StackRoles` has them."""
 
 
 def sample_totals(
@@ -65,7 +68,9 @@ def sample_totals(
     rows = sample.filter(pc.equal(sample.column("kind"), "cpu"))
     row = frames.row_of(rows.column("stack_id"))
     activities = _activities(tracks, frames, rows, in_capture)
-    columns = (tracks.of_rows(rows), activities, frames.roles.location[row])  # of `_SampleKey`
+    roles = frames.roles
+    in_stacks = (roles.location[row], roles.service[row], roles.entry[row])
+    columns = (tracks.of_rows(rows), activities, *in_stacks)  # of `_SampleKey`
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
     inverse = inverse.reshape(-1)
@@ -84,7 +89,9 @@ def sample_totals(
             CallKind.OTHER,
             ns=sum_ns,
             count=0,
-            location=frames.roles.location_of(key.location),
+            service=roles.request_of(key.service, key.entry)[0],
+            entry=roles.request_of(key.service, key.entry)[1],
+            location=roles.location_of(key.location),
             samples=samples,
             when=bits,
         )

@@ -21,7 +21,13 @@ import pyarrow as pa
 
 from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
-from sonde.model.serving import ServingRole, native_role, python_role
+from sonde.model.serving import (
+    ACCEPTS,
+    ServingRole,
+    native_role,
+    python_role,
+    takes_requests,
+)
 from sonde.model.timeline import (
     I32,
     I64,
@@ -50,6 +56,8 @@ _ACTIVITY_OF_CALL = {
 }
 _DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 """Names of the functions of device APIs."""
+_TAKES = (ServingRole.LOOP, ServingRole.HANDLES)
+_PYTHON_ROLES = (ServingRole.OTHER_PYTHON, ServingRole.WAITS, *_TAKES)
 _BLOCK = 8_192
 """Stacks that are looked at together: their columns stay in a processor's cache."""
 _CPU_KINDS = (
@@ -90,12 +98,25 @@ class StackRoles:
     process."""
     serves: Mask
     """The stack waits, if it does, for the next connection, request or task."""
+    service: I32
+    """Index into `services` of the code that took the request that the stack answers, or that takes
+    the next one; -1 none."""
+    services: list[str]
+    """Files with such code, below the library's folder."""
+    entry: I32
+    """Index into `locations` of the program's function that this code called, the outermost one;
+    -1 none."""
     owner: U8
     """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
 
     def location_of(self, index: int) -> str:
         """The text of an index of `location`; '' for -1."""
         return self.locations[index] if index >= 0 else ""
+
+    def request_of(self, service: int, entry: int) -> tuple[str, str]:
+        """The texts of an index of `service`, and of one of `entry` without the line."""
+        file = self.services[service] if service >= 0 else ""
+        return file, self.location_of(entry).rpartition(":")[0]
 
 
 class _FrameColumns(NamedTuple):
@@ -118,6 +139,9 @@ class _FrameColumns(NamedTuple):
     is_python: Mask
     serving: U8
     """`ServingRole`."""
+    service: I32
+    """Index into `services` of the file of code that takes or answers requests; -1 of other."""
+    services: list[str]
 
 
 class _Stacks(NamedTuple):
@@ -134,6 +158,13 @@ class _Stacks(NamedTuple):
         found = np.full(self.size + 1, len(self.stack), np.int64)
         positions = np.flatnonzero(frames)
         found[self.stack[positions][::-1]] = positions[::-1]
+        return found
+
+    def outermost(self, frames: Mask) -> I64:
+        """Likewise of the outermost frame."""
+        found = np.full(self.size + 1, len(self.stack), np.int64)
+        positions = np.flatnonzero(frames)
+        found[self.stack[positions]] = positions  # of several the last one remains
         return found
 
     def at_outermost(self, frames: Mask, values: U8) -> U8:
@@ -169,9 +200,9 @@ def stack_roles(frame: pa.Table, flat: I32, parents: I32, stacks: int) -> StackR
             [getattr(block, one.name)[: None if block is blocks[-1] else -1] for block in blocks]
         )
         for one in fields(StackRoles)
-        if one.name != "locations"
+        if one.name not in ("locations", "services")
     }
-    return StackRoles(**columns, locations=table.locations)
+    return StackRoles(**columns, locations=table.locations, services=table.services)
 
 
 def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRoles:
@@ -226,6 +257,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
     shown = all_stacks.innermost(kind != CodeKind.NEUTRAL)
     innermost_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[shown]
+    service, entry = _requests(all_stacks, table, flat)
     return StackRoles(
         activity=activity.astype(np.uint8),
         location=_locations(all_stacks, table, flat, own),
@@ -239,6 +271,9 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
         computes=computes,
         compiles=compiles & ~in_device,
         serves=_serves(all_stacks, table.serving[flat]),
+        service=service,
+        services=table.services,
+        entry=entry,
         owner=_owners(all_stacks, kind),
     )
 
@@ -246,12 +281,27 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
 def _serves(stacks: _Stacks, role: U8) -> Mask:
     """Whether each stack waits for the next thing to do: in `accept`, in an event loop of machine
     code, or in Python code that takes the next request or task. `role`: of each frame."""
-    is_python = np.isin(role, (ServingRole.OTHER_PYTHON, ServingRole.WAITS, ServingRole.LOOP))
+    is_python = is_one_of(role, *_PYTHON_ROLES)
     innermost = stacks.innermost(is_python & (role != ServingRole.WAITS))
     in_loop = np.append(role, np.uint8(ServingRole.NONE))[innermost] == ServingRole.LOOP
     for_events = stacks.have(role == ServingRole.EVENTS) & ~stacks.have(is_python)
     found: Mask = in_loop | for_events | stacks.have(role == ServingRole.ACCEPT)
     return found
+
+
+def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I32]:
+    """(index of the code that took the request of each stack, index of the location of the
+    program's function that it called); -1 none."""
+    takes = stacks.innermost(table.service[flat] >= 0)
+    own = (table.kind[flat] == CodeKind.OWN_PYTHON) & table.is_function[flat]
+    inside = np.arange(len(flat)) < takes[stacks.stack]
+    inside &= takes[stacks.stack] < len(flat)
+    entry = stacks.outermost(own & inside)
+    none = np.int32(-1)
+    service = np.append(table.service[flat], none)[takes]
+    accepts = (service < 0) & stacks.have(table.serving[flat] == ServingRole.ACCEPT)
+    service = np.where(accepts, table.services.index(ACCEPTS), service).astype(np.int32)
+    return service, np.append(table.location[flat], none)[entry]
 
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
@@ -302,6 +352,8 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     in_python_queue = np.zeros(count + 1, np.bool_)
     serving = np.zeros(count + 1, np.uint8)
     is_python = np.zeros(count + 1, np.bool_)
+    service_of = np.full(count + 1, -1, np.int32)
+    services = {ACCEPTS: 0}
     locations: dict[str, int] = {}
     functions: dict[tuple[str, str], int] = {}
     known: dict[tuple[str, ...], tuple[int, int, bool, int]] = {}
@@ -315,6 +367,8 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         if (found := known.get(of)) is None:
             found = known[of] = _code_of(*of)
         kinds[row], calls[row], in_python_queue[row], serving[row] = found
+        if serving[row] in _TAKES and takes_requests(file):
+            service_of[row] = services.setdefault(file, len(services))
         location = ""
         if kind == "python":
             is_python[row] = True
@@ -334,6 +388,8 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         is_function=is_function,
         in_python_queue=in_python_queue,
         serving=serving,
+        service=service_of,
+        services=[*services],
         is_python=is_python,
     )
 

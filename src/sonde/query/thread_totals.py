@@ -198,6 +198,8 @@ def _split(
                 wait_detail=part.detail,
                 location=part.location,
                 serves=part.serves,
+                service=part.service,
+                entry=part.entry,
                 waker=tracks.comm(tid),
                 waker_track=tracks.of_tid(tid),
                 waker_ns=round(mine.ns * (1.0 if is_known else share_of_longest)) if tid else 0,

@@ -44,6 +44,7 @@ from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, D
 from sonde.query.device_times import times_on_device
 from sonde.query.location_callers import callers_of
 from sonde.query.lock_places import places_within
+from sonde.query.pools import with_pools
 from sonde.query.run_totals import single_runs
 from sonde.query.sample_totals import FAULT_FRAMES
 from sonde.query.stack_roles import NUMBER_OF
@@ -109,6 +110,8 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
     totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
+    totals, pools = with_pools(frames, tables["sample"], totals)
+    callers, thread_callers = callers_of(tracks, frames, tables["sample"])
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
     set_owners(naming, tracks, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
@@ -132,7 +135,9 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         totals=totals,
         other_threads=others,
         single_runs=chosen_singly,
-        callers=callers_of(frames, tables["sample"]),
+        callers=callers,
+        thread_callers=thread_callers,
+        pools=pools,
         within=places_within(frames, tables["sample"], totals),
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=span,

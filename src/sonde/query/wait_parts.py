@@ -51,6 +51,9 @@ class WaitPart:
     """Thread that ended them; 0: no thread did (an interrupt), -1: not known."""
     serves: bool = False
     """For the next connection, request or task."""
+    service: str = ""
+    """As of `Total`, and so is `entry`."""
+    entry: str = ""
 
 
 class PartsKey(NamedTuple):
@@ -82,10 +85,12 @@ def parts_of_waits(
         roles.location[frames.row_of(rows.column("stack_id"))],
         _wakers(tracks, rows, activity),
         roles.serves[frames.row_of(rows.column("stack_id"))],
+        roles.service[frames.row_of(rows.column("stack_id"))],
+        roles.entry[frames.row_of(rows.column("stack_id"))],
         int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
-    for kind, name, track, number, location, waker_tid, serves, ns in zip(
+    for kind, name, track, number, location, waker_tid, serves, service, entry, ns in zip(
         kinds, names, *(column.tolist() for column in columns), strict=True
     ):
         detail = WaitDetail(number)
@@ -93,7 +98,7 @@ def parts_of_waits(
             detail = WaitDetail.NONE
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
-        part = WaitPart(detail, roles.location_of(location), waker_tid, serves)
+        part = WaitPart(detail, roles.location_of(location), waker_tid, serves, *roles.request_of(service, entry))
         sums[PartsKey(track, kind, name)][part] += ns
     found: Parts = {}
     for key, parts in sums.items():

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads that answer requests: the verdict on a server is about what its requests wait for.
+
+By code that takes connections, requests and tasks (`sonde.model.serving`), in the stacks of the
+threads that it calls the program in. Names of threads and of the program's functions decide
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.thread_time import function_of
+from sonde.model.serving import ACCEPTS, TASK_LOOP
+from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+
+SERVICES = 2
+"""At most this many services get a verdict."""
+FIRST = 0.2
+"""Of the time of the busiest thread that answers no requests, for requests that go first: a page of
+metrics in a program that computes does not."""
+CALLED = 0.05
+"""Of a service's requests, in waits that another one ended: it asks that one."""
+LEAST_WAITS = 10
+"""Waits of a service's threads; fewer show no rule."""
+_BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
+
+
+@dataclass(slots=True)
+class Service:
+    """Threads that answer the same requests. Lengths in ns."""
+
+    totals: dict[int, list[Total]] = field(default_factory=dict)
+    """By track: what it did for requests."""
+    entries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """By function of the program that answers them: for how long."""
+    between: int = 0
+    """Waits for the next request, all threads together."""
+
+    @property
+    def ns(self) -> int:
+        """How long there were requests, all threads together."""
+        return sum(one.ns for totals in self.totals.values() for one in totals)
+
+    @property
+    def tracks(self) -> list[int]:
+        """The one that had requests for longest first."""
+        times = {track: sum(one.ns for one in totals) for track, totals in self.totals.items()}
+        return sorted(times, key=lambda track: -times[track])
+
+    @property
+    def name(self) -> str:
+        """The function that answers most of them; '' not known."""
+        return max(self.entries, key=lambda entry: self.entries[entry], default="")
+
+
+def services(
+    timeline: Timeline, by_track: Mapping[int, list[Total]], window: int
+) -> list[Service]:
+    """The services with a good part of the record's time (`window`, in ns) in requests, those that
+    no other one asks first; none where other threads are far busier."""
+    taking = {
+        timeline.tracks[track].pid
+        for track, totals in by_track.items()
+        if any(one.service not in ("", TASK_LOOP) for one in totals)
+    }
+    found: dict[tuple[int, str, str], Service] = defaultdict(Service)
+    busiest = 0
+    for track, totals in by_track.items():
+        one = timeline.tracks[track]
+        if one.owner != ThreadOwner.PROGRAM:
+            continue
+        key = _key(totals, one.pid in taking)
+        if key is None:
+            busiest = max(busiest, sum(each.ns for each in totals if each.kind in _BUSY))
+            continue
+        service = found[_root(timeline, one.pid), *key]
+        service.totals[track] = [each for each in totals if _is_for_request(each)]
+        service.between += sum(each.ns for each in totals if each.serves)
+        for each in service.totals[track]:
+            if each.entry:
+                service.entries[each.entry] += each.ns
+    least = max(LEAST_SHARE * window, FIRST * busiest)
+    large = [one for one in found.values() if one.ns >= least and _waits(one) >= LEAST_WAITS]
+    return sorted(large, key=lambda one: (_is_asked(one, large), not one.between, -one.ns))
+
+
+def _key(totals: Iterable[Total], takes_requests: bool) -> tuple[str, str] | None:
+    """(file of the code that took the requests, class or file of the program's functions that
+    answer them) of a thread, by most of its time in requests; None for one that has none."""
+    times: dict[tuple[str, str], int] = defaultdict(int)
+    for one in totals:
+        of_server = one.service not in ("", ACCEPTS) and (
+            takes_requests or one.service != TASK_LOOP
+        )
+        if of_server and not one.serves:
+            name, _, file = one.entry.rpartition(" ")
+            owner = name.rpartition(".")[0]
+            times[one.service, f"{owner} {file}" if one.entry else ""] += one.ns
+    known = {key: ns for key, ns in times.items() if key[1]} or times
+    return max(known, key=lambda key: known[key], default=None)
+
+
+def _root(timeline: Timeline, pid: int) -> int:
+    """The outermost recorded process that a process descends from: servers fork workers."""
+    recorded = {one.pid for one in timeline.tracks}
+    return next((one for one in [*timeline.ancestors(pid)][::-1] if one in recorded), pid)
+
+
+def _is_for_request(one: Total) -> bool:
+    """Whether a total is of a request: neither of the wait for the next one, nor of a wait of which
+    no stack was taken."""
+    if one.kind == TotalKind.BLOCKED:
+        return bool(one.service) and not one.serves and one.wait_detail != WaitDetail.IDLE
+    return one.kind in (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
+
+
+def _waits(service: Service) -> int:
+    return sum(
+        one.count
+        for totals in service.totals.values()
+        for one in totals
+        if one.kind == TotalKind.BLOCKED
+    )
+
+
+def _is_asked(service: Service, every: Iterable[Service]) -> bool:
+    """Whether the requests of another service wait for this one.
+
+    Both may end the other's waits. Who asks does so below the function that answers its own
+    requests; who is asked waits for the next request in that function itself.
+    """
+    for other in every:
+        if other is service:
+            continue
+        asks = _ended_by(other, service)
+        if sum(asks.values()) < CALLED * other.ns:
+            continue
+        back = _ended_by(service, other)
+        if sum(back.values()) < CALLED * service.ns or asks[False] > asks[True]:
+            return True
+        if back[True] > back[False]:
+            return True
+    return False
+
+
+def _ended_by(waits: Service, ended: Service) -> dict[bool, int]:
+    """How long requests waited for another service's threads: in the function that answers them
+    (True), and elsewhere (False)."""
+    found = {True: 0, False: 0}
+    for totals in waits.totals.values():
+        for one in totals:
+            if one.kind == TotalKind.BLOCKED and one.waker_track in ended.totals:
+                found[function_of(one.location) == one.entry] += one.waker_ns
+    return found
