@@ -122,6 +122,15 @@ ABOUT_CULPRIT: Mapping[Cause, str] = {
 BETWEEN_REQUESTS = "shorten what requests do with what the pool lends: {doing} in {code}; or let it "
 BETWEEN_REQUESTS += "lend more"
 """Of a pool that the requests themselves use up."""
+ABOUT_GIL = "make {code} in {thread} faster, or move it into other processes: threads of one share "
+ABOUT_GIL += "the interpreter lock"
+"""Where a thread that prepares what others wait for is in their process, and its threads wait for
+the interpreter lock."""
+OF_REQUESTS: Mapping[Cause, str] = {
+    Cause.IO: "look at what answers {code}; else ask it less often, or keep what it answered",
+    Cause.SLEEP: "remove the sleep in {code}: requests wait for it",
+}
+"""By cause, where requests wait for it in one place of the program."""
 PASSED_ON = "shorten what is done with the lock, or do it before or after: {doing} in {code}"
 """Of a lock that those who wait for it pass on."""
 SHORT_OF_A_CPU = "; and give it a CPU, for which it waits"
@@ -141,9 +150,9 @@ ABOUT_PLACE: Mapping[Cause, str] = {
 """By cause, where most of its time is in one place of the program."""
 
 
-def next_step_on(cause: CauseShare) -> str:
+def next_step_on(cause: CauseShare, of_requests: bool = False) -> str:
     """What to do about a cause: about who is behind it, about the place where it happens, or in
-    general, by what is known."""
+    general, by what is known. `of_requests`: requests that are answered wait for it."""
     who, key = cause.culprit, cause.key
     if cause.detail == CauseDetail.NONE and who is not None:
         if key == Cause.RUN_QUEUE:
@@ -153,9 +162,12 @@ def next_step_on(cause: CauseShare) -> str:
         if key == Cause.POOL and who.code and not who.thread:
             return BETWEEN_REQUESTS.format(doing=who.doing, code=who.code)
         if key in ABOUT_CULPRIT and who.code:
-            text = ABOUT_CULPRIT[key].format(thread=who.thread, code=who.code, doing=who.doing)
+            step = ABOUT_GIL if who.by_gil else ABOUT_CULPRIT[key]
+            text = step.format(thread=who.thread, code=who.code, doing=who.doing)
             return text + SHORT_OF_A_CPU * (who.doing == WITHOUT_CPU)
     places = [one.function for one in cause.locations[:1] if one.share >= MAJORITY]
+    if of_requests and key in OF_REQUESTS and any(places):
+        return OF_REQUESTS[key].format(code=places[0])
     if cause.detail == CauseDetail.NONE and key in ABOUT_PLACE and any(places):
         return ABOUT_PLACE[key].format(code=places[0])
     return next_step(key, cause.detail)

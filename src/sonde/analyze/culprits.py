@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.lock_holders import held_for
@@ -88,7 +88,21 @@ def who_is_behind(
         culprit = within or culprit
     if culprit is not None and culprit.doing == WITHOUT_CPU:
         facts += _who_had_the_cpu(timeline, culprit.thread)
+    if cause == Cause.INPUT and culprit is not None and _shares_gil(timeline, culprit, turns):
+        culprit = replace(culprit, by_gil=True)
     return Behind(facts, culprit)
+
+
+def _shares_gil(timeline: Timeline, culprit: Culprit, turns: Collection[int]) -> bool:
+    """Whether a thread is in a process of those that wait for it, and threads of that wait for the
+    interpreter lock for a good part of the record: more threads would not be faster."""
+    pids = {timeline.tracks[track].pid for track in turns}
+    mine = {number for number, one in enumerate(timeline.tracks) if one.pid in pids}
+    waited = sum(
+        one.ns for one in timeline.totals if one.wait_detail == WaitDetail.GIL and one.track in mine
+    )
+    least = LEAST_SHARE * (timeline.end_ns - timeline.start_ns)
+    return waited >= least and any(timeline.tracks[it].label == culprit.thread for it in mine)
 
 
 def _who_had_the_cpu(timeline: Timeline, label: str) -> list[str]:

@@ -54,21 +54,21 @@ def held_from_pools(
     `places`: for how long requests wait, by place, in ns; `waiting`: the tracks that do.
     """
     functions = {function_of(place) for place in places}
-    pools = [one for one in timeline.pools if one.function in functions]
-    inside = frozenset[str]().union(*(one.places for one in pools))
+    pools = [one for one in timeline.pools if not one.functions.isdisjoint(functions)]
+    inside = frozenset[tuple[int, str]]().union(*(one.places for one in pools))
     takers = frozenset[int]().union(*(one.tracks for one in pools))
     mine = set(waiting)
     groups: dict[str, _Holders] = defaultdict(_Holders)
     for one in timeline.totals:
-        doing = doing_of(one) if one.location in inside and not one.serves else ""
+        key = one.track, one.location
+        doing = doing_of(one) if key in inside and not one.serves else ""
         if not doing:
             continue
-        key = one.track, one.location
         caller = timeline.thread_callers.get(key) or timeline.callers.get(one.location, "")
         group = groups["" if one.track in mine else function_of(caller or one.location)]
         group.tracks[one.track] += one.ns
         group.doing[doing, one.location, caller] += one.ns
-        if one.kind == TotalKind.BLOCKED and one.waker_track >= 0:
+        if one.kind == TotalKind.BLOCKED and one.name != "futex" and one.waker_track >= 0:
             group.ended[one.waker_track] += one.waker_ns
     window = max(1, timeline.end_ns - timeline.start_ns)
     whole = sum(one.ns for one in groups.values())

@@ -9,8 +9,8 @@ nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import function_of
@@ -24,8 +24,8 @@ FIRST = 0.2
 metrics in a program that computes does not."""
 CALLED = 0.05
 """Of a service's requests, in waits that another one ended: it asks that one."""
-LEAST_WAITS = 10
-"""Waits of a service's threads; fewer show no rule."""
+LEAST_EVENTS = 10
+"""Waits and samples of a service's threads; fewer show no rule."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
@@ -39,6 +39,8 @@ class Service:
     """By function of the program that answers them: for how long."""
     between: int = 0
     """Waits for the next request, all threads together."""
+    tasks: bool = False
+    """Its threads are handed tasks, which queue while all of them are busy."""
 
     @property
     def ns(self) -> int:
@@ -67,6 +69,11 @@ def services(
         for track, totals in by_track.items()
         if any(one.service not in ("", TASK_LOOP) for one in totals)
     }
+    working = {
+        track
+        for track, totals in by_track.items()
+        if any(one.service == TASK_LOOP and not one.serves for one in totals)
+    }
     found: dict[tuple[int, str, str], Service] = defaultdict(Service)
     busiest = 0
     for track, totals in by_track.items():
@@ -78,13 +85,21 @@ def services(
             busiest = max(busiest, sum(each.ns for each in totals if each.kind in _BUSY))
             continue
         service = found[_root(timeline, one.pid), *key]
-        service.totals[track] = [each for each in totals if _is_for_request(each)]
-        service.between += sum(each.ns for each in totals if each.serves)
+        mine = [_pending(timeline, each, working) for each in totals]
+        service.totals[track] = [each for each in mine if _is_for_request(each)]
+        service.between += sum(each.ns for each in mine if each.serves)
+        service.tasks |= key[0] == TASK_LOOP
         for each in service.totals[track]:
             if each.entry:
                 service.entries[each.entry] += each.ns
     least = max(LEAST_SHARE * window, FIRST * busiest)
-    large = [one for one in found.values() if one.ns >= least and _waits(one) >= LEAST_WAITS]
+    named = {root for (root, *_), one in found.items() if one.name}
+    large = [
+        one
+        for (root, *_), one in found.items()
+        # Who only takes connections and hands them on answers nothing.
+        if one.ns >= least and _events(one) >= LEAST_EVENTS and (one.name or root not in named)
+    ]
     return sorted(large, key=lambda one: (_is_asked(one, large), not one.between, -one.ns))
 
 
@@ -110,6 +125,16 @@ def _root(timeline: Timeline, pid: int) -> int:
     return next((one for one in [*timeline.ancestors(pid)][::-1] if one in recorded), pid)
 
 
+def _pending(timeline: Timeline, one: Total, working: Container[int]) -> Total:
+    """A wait of an event loop that a thread ended which tasks are handed to (`working`) is for that
+    task, so a request is pending meanwhile; any other total as it is."""
+    if not one.serves or one.service in ("", ACCEPTS, TASK_LOOP) or one.waker_track not in working:
+        return one
+    if timeline.tracks[one.waker_track].pid != timeline.tracks[one.track].pid:
+        return one
+    return replace(one, serves=False, wait_detail=WaitDetail.QUEUE)
+
+
 def _is_for_request(one: Total) -> bool:
     """Whether a total is of a request: neither of the wait for the next one, nor of a wait of which
     no stack was taken."""
@@ -118,12 +143,11 @@ def _is_for_request(one: Total) -> bool:
     return one.kind in (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
-def _waits(service: Service) -> int:
+def _events(service: Service) -> int:
     return sum(
-        one.count
+        one.count * (one.kind == TotalKind.BLOCKED) + one.samples
         for totals in service.totals.values()
         for one in totals
-        if one.kind == TotalKind.BLOCKED
     )
 
 

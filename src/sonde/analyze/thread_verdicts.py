@@ -57,6 +57,7 @@ TURNS = 0.05
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
+HANDED_OVER = "what other threads or processes hand over"
 IDLE = 0.5
 """A thread that waits for requests for this part of the record has nothing else to do."""
 
@@ -227,12 +228,20 @@ def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
     at_a_time = f"{whole / window:.1f}" if whole >= window else f"{whole / window:.2f}"
     which = f"{number:,} threads that answer requests" if number > 1 else "the thread that answers"
     line = f"{at_a_time} requests at a time on average, in {which}"
-    if service.between:
+    if service.between >= LEAST_SHARE * whole:
         waited = 100 * service.between / (whole + service.between)
         line += f"; for {waited:.0f} % of their time they wait for the next one"
+    is_full = service.tasks and service.between < LEAST_SHARE * (whole + service.between)
+    line += "; all of them are busy: further tasks wait for a thread" * is_full
     evidence = ["shares are of the time of requests", line, *verdict.evidence[1:]]
     found = replace(verdict, evidence=evidence, service=service.name, request_ns=whole)
-    return without_device(found, number)
+    found = without_device(found, number)
+    title = Cause.INPUT.description  # what another thread hands over is no input to a request
+    return replace(
+        found,
+        causes=[replace(one, title=one.title.replace(title, HANDED_OVER)) for one in found.causes],
+        evidence=[line.replace(title, HANDED_OVER) for line in found.evidence],
+    )
 
 
 def _idle_threads(by_track: Mapping[int, Iterable[Total]], window: int) -> set[int]:

@@ -52,7 +52,7 @@ def verdict_on(
     """
     track = turns[0]
     of_requests = whole > 0
-    time = thread_time(timeline, totals, timed, _callers(timeline, turns))
+    time = thread_time(timeline, totals, timed, _callers(timeline, turns) if of_requests else None)
     if time.for_copies and not has_runs:
         time.ns[Cause.COPY] += time.waited
         time.waited = 0
@@ -106,7 +106,7 @@ def verdict_on(
     if on_host:  # the next step is about what the verdict names first
         large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
-    advice = [Advice(next_step_on(one), 0.0) for one in large]
+    advice = [Advice(next_step_on(one, of_requests), 0.0) for one in large]
     if on_host and len(turns) == 1:
         advice = _with_near_tie(large, advice)
     if bounds[0].key == Bound.DEVICE:

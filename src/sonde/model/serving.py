@@ -32,6 +32,8 @@ class ServingRole(IntEnum):
 
 TASK_LOOP: Final = "concurrent/futures/thread.py"
 """The file of a loop whose tasks are requests only in a program that takes requests."""
+CONNECTION_LOOPS: Final = frozenset(("socketserver.py", TASK_LOOP))
+"""Files of loops that hand a connection to the program, which reads the requests itself."""
 ACCEPTS: Final = "accept"
 """In place of a file: the program itself waits for connections."""
 _WAITING_FILES: Final = frozenset(

@@ -279,12 +279,13 @@ class Total:
 class Pool:
     """A pool, a semaphore or a queue from which threads take what they give back."""
 
-    function: str
-    """The program's function in which threads wait for it: 'name file'."""
+    functions: frozenset[str]
+    """The program's functions in which threads wait for it: 'name file'."""
     tracks: frozenset[int]
-    """The threads that wait in it."""
-    places: frozenset[str]
-    """`Total.location`s that are mostly in functions which take from it: it is used there."""
+    """The threads that wait for it."""
+    places: frozenset[tuple[int, str]]
+    """(track, `Total.location`) of time that is mostly in functions which take from it, and not
+    where they wait for it: what it lends is used there."""
 
 
 MAX_PARTS = 64

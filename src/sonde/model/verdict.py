@@ -45,6 +45,8 @@ class Culprit:
     """What it mostly ran, or waited in, in the program; '' not known."""
     doing: str
     """'on a CPU', `WITHOUT_CPU`, or the reason of a wait."""
+    by_gil: bool = False
+    """It is in the process that waits for it, whose threads wait for the interpreter lock, too."""
 
 
 @dataclass(frozen=True, slots=True)

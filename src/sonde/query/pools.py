@@ -8,7 +8,7 @@ that take from a pool give back what they took, so they end one another's waits.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.timeline import Mask, Pool, Total, TotalKind, WaitDetail
-from sonde.query.columns import Frames, int64_column
+from sonde.query.columns import Frames, ThreadTracks, int64_column
 
-MAX_POOLS = 8
+MAX_FUNCTIONS = 16
 """Functions that wait for pools that are looked at: those with the longest waits."""
 MAX_CALLERS = 8
 """Functions that take from a pool through one function."""
@@ -32,7 +32,7 @@ calls it, and does nothing else."""
 
 
 def with_pools(
-    frames: Frames, sample: pa.Table, totals: Sequence[Total]
+    tracks: ThreadTracks, frames: Frames, sample: pa.Table, totals: Sequence[Total]
 ) -> tuple[list[Total], list[Pool]]:
     """(the totals, those of waits for a pool with that detail; the pools)."""
     waits: dict[str, list[Total]] = defaultdict(list)
@@ -44,11 +44,18 @@ def with_pools(
             waits[_function(one.location)].append(one)
     found = []
     ranked = sorted(waits, key=lambda function: -sum(one.ns for one in waits[function]))
-    for function in ranked[:MAX_POOLS]:
-        tracks = {one.track for one in waits[function]}
-        if _is_pool(waits[function], tracks, entries):
-            found.append(Pool(function, frozenset(tracks), _places(frames, sample, function)))
-    functions = {one.function for one in found}
+    ranked = ranked[:MAX_FUNCTIONS]
+    functions: set[str] = set()
+    for function in ranked:
+        if function in functions or not _is_pool(waits[function], entries):
+            continue
+        mine = {function}
+        mine |= {it for it in ranked if _takes_from(waits[it], waits[function], entries)}
+        functions |= mine
+        takers = frozenset(one.track for it in mine for one in waits[it])
+        lines = {one.location for it in mine for one in waits[it]}
+        places = _places(tracks, frames, sample, mine, lines)
+        found.append(Pool(frozenset(mine), takers, places))
     return [
         replace(one, wait_detail=WaitDetail.POOL)
         if _may_be_for_a_pool(one) and _function(one.location) in functions
@@ -62,12 +69,31 @@ def _may_be_for_a_pool(one: Total) -> bool:
     return is_wait and one.wait_detail == WaitDetail.QUEUE and bool(one.location)
 
 
-def _is_pool(
-    waits: Iterable[Total], tracks: set[int], entries: dict[int, set[tuple[str, str]]]
-) -> bool:
+def _is_pool(waits: Iterable[Total], entries: Mapping[int, set[tuple[str, str]]]) -> bool:
     """Whether requests wait so, and mostly threads that wait so, too, or answer such requests ended
     these waits."""
     requests = {(one.service, one.entry) for one in waits if one.service}
+    share, givers = _given_back(waits, waits, entries)
+    return bool(requests) and share >= GIVEN_BACK and givers >= LEAST_GIVERS
+
+
+def _takes_from(
+    waits: Sequence[Total], pool: Sequence[Total], entries: Mapping[int, set[tuple[str, str]]]
+) -> bool:
+    """Whether other waits are for the same pool: those that wait for it ended most of them, and the
+    other way round some."""
+    share, _ = _given_back(waits, pool, entries)
+    takers = {one.track for one in waits}
+    return share >= GIVEN_BACK and any(one.waker_track in takers for one in pool)
+
+
+def _given_back(
+    waits: Iterable[Total], pool: Iterable[Total], entries: Mapping[int, set[tuple[str, str]]]
+) -> tuple[float, int]:
+    """(the share of these waits that other threads ended which wait for a pool or answer requests
+    that do, 0 where nobody is known; how many such threads)."""
+    tracks = {one.track for one in pool}
+    requests = {(one.service, one.entry) for one in pool if one.service}
     ended: dict[bool, int] = defaultdict(int)
     givers = set()
     for one in waits:
@@ -76,35 +102,48 @@ def _is_pool(
             takes_too = other in tracks or not requests.isdisjoint(entries.get(other, ()))
             ended[takes_too] += one.waker_ns
             givers |= {other} if takes_too else set()
-    is_mostly = ended[True] >= GIVEN_BACK * sum(ended.values())
-    return bool(requests) and is_mostly and len(givers) >= LEAST_GIVERS
+    return ended[True] / max(1, sum(ended.values())), len(givers)
 
 
-def _places(frames: Frames, sample: pa.Table, function: str) -> frozenset[str]:
-    """The locations of which most of the time is in functions that take from the pool for which
-    threads wait in `function`."""
+def _places(
+    tracks: ThreadTracks,
+    frames: Frames,
+    sample: pa.Table,
+    functions: Collection[str],
+    lines: Collection[str],
+) -> frozenset[tuple[int, str]]:
+    """`Pool.places` of a pool that threads wait for in these functions, at these lines."""
+    row, track = frames.row_of(sample.column("stack_id")), tracks.of_rows(sample)
+    locations = frames.roles.locations
+    location = frames.roles.location[row].astype(np.int64) + 1
+    inside = np.zeros(len(row), bool)
+    for function in functions:
+        inside |= _taking(frames, sample, function)
+    inside &= ~np.isin(location, [at for at, it in enumerate(locations, 1) if it in lines])
+    keys = track.astype(np.int64) * (len(locations) + 1) + location
+    different, of_row = np.unique(keys, return_inverse=True)
+    ns = int64_column(sample, "weight_ns")
+    mostly = np.bincount(of_row, ns * (2 * inside - 1), len(different)) > 0
+    pairs = (divmod(key, len(locations) + 1) for key in different[mostly].tolist())
+    return frozenset((one, locations[at - 1]) for one, at in pairs if at)
+
+
+def _taking(frames: Frames, sample: pa.Table, function: str) -> Mask:
+    """Which rows of `sample` are within a function that takes from a pool: this one, or those that
+    call it where it does nothing but wait."""
     roles, row = frames.roles, frames.row_of(sample.column("stack_id"))
     ns = int64_column(sample, "weight_ns")
-    location = roles.location[row].astype(np.int64) + 1
-    in_function = [1 + at for at, text in enumerate(roles.locations) if _function(text) == function]
-    innermost: Mask = np.isin(location, in_function)
-    all_ns = np.bincount(location, ns, len(roles.locations) + 1)
+    locations = [at for at, text in enumerate(roles.locations) if _function(text) == function]
+    innermost: Mask = np.isin(roles.location[row], locations)
     blocked = np.asarray(pc.equal(sample.column("kind"), "blocked"), bool) & innermost
     futex = np.asarray(pc.equal(sample.column("name"), "futex"), bool) & blocked
-    only_waits = float(ns[futex].sum()) >= ONLY_WAITS * float(ns[blocked].sum())
-    callers = np.bincount(roles.caller[row][innermost] + 1, ns[innermost])
-    takers = [_function(roles.locations[at - 1])
-              for at in np.argsort(-callers)[:MAX_CALLERS].tolist() if at and callers[at]]  # fmt: skip
-    inside = np.zeros(len(row), bool)
-    if only_waits and takers:
-        for taker in dict.fromkeys(takers):
-            inside |= frames.within(taker)[row]
-        inside &= ~frames.within(function)[row]
-    else:
-        inside |= frames.within(function)[row]
-    inside_ns = np.bincount(location[inside], ns[inside], len(all_ns))
-    most = np.flatnonzero(2 * inside_ns > all_ns).tolist()
-    return frozenset(roles.locations[one - 1] for one in most if one)
+    inside = frames.within(function)[row]
+    if float(ns[futex].sum()) >= ONLY_WAITS * float(ns[blocked].sum()):
+        callers = np.bincount(roles.caller[row][innermost] + 1, ns[innermost])
+        for at in np.argsort(-callers)[:MAX_CALLERS].tolist():
+            if at and callers[at]:
+                inside |= frames.within(_function(roles.locations[at - 1]))[row]
+    return inside
 
 
 def _function(location: str) -> str:

@@ -23,6 +23,7 @@ from sonde.model.call_kinds import kind_by_name
 from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.serving import (
     ACCEPTS,
+    CONNECTION_LOOPS,
     ServingRole,
     native_role,
     python_role,
@@ -106,6 +107,8 @@ class StackRoles:
     entry: I32
     """Index into `locations` of the program's function that this code called, the outermost one;
     -1 none."""
+    reads: Mask
+    """That function waits itself, not through others, for what its connection brings."""
     owner: U8
     """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
 
@@ -257,7 +260,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
     shown = all_stacks.innermost(kind != CodeKind.NEUTRAL)
     innermost_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[shown]
-    service, entry = _requests(all_stacks, table, flat)
+    service, entry, reads = _requests(all_stacks, table, flat)
     return StackRoles(
         activity=activity.astype(np.uint8),
         location=_locations(all_stacks, table, flat, own),
@@ -274,6 +277,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
         service=service,
         services=table.services,
         entry=entry,
+        reads=reads,
         owner=_owners(all_stacks, kind),
     )
 
@@ -289,9 +293,10 @@ def _serves(stacks: _Stacks, role: U8) -> Mask:
     return found
 
 
-def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I32]:
+def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I32, Mask]:
     """(index of the code that took the request of each stack, index of the location of the
-    program's function that it called); -1 none."""
+    program's function that it called; -1 none; whether that one waits itself on a connection that
+    it was given)."""
     takes = stacks.innermost(table.service[flat] >= 0)
     own = (table.kind[flat] == CodeKind.OWN_PYTHON) & table.is_function[flat]
     inside = np.arange(len(flat)) < takes[stacks.stack]
@@ -301,7 +306,11 @@ def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I3
     service = np.append(table.service[flat], none)[takes]
     accepts = (service < 0) & stacks.have(table.serving[flat] == ServingRole.ACCEPT)
     service = np.where(accepts, table.services.index(ACCEPTS), service).astype(np.int32)
-    return service, np.append(table.location[flat], none)[entry]
+    role = table.serving[flat]
+    waiting = is_one_of(role, *_PYTHON_ROLES) & (role != ServingRole.WAITS)
+    given = np.array([one in CONNECTION_LOOPS for one in table.services])[service] & (service >= 0)
+    reads = given & (entry < len(flat)) & (stacks.innermost(waiting) == entry)
+    return service, np.append(table.location[flat], none)[entry], reads
 
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:

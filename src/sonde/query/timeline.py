@@ -110,7 +110,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
     totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
-    totals, pools = with_pools(frames, tables["sample"], totals)
+    totals, pools = with_pools(tracks, frames, tables["sample"], totals)
     callers, thread_callers = callers_of(tracks, frames, tables["sample"])
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
     set_owners(naming, tracks, frames, tables["sample"])

@@ -87,10 +87,11 @@ def parts_of_waits(
         roles.serves[frames.row_of(rows.column("stack_id"))],
         roles.service[frames.row_of(rows.column("stack_id"))],
         roles.entry[frames.row_of(rows.column("stack_id"))],
+        roles.reads[frames.row_of(rows.column("stack_id"))],
         int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
-    for kind, name, track, number, location, waker_tid, serves, service, entry, ns in zip(
+    for kind, name, track, number, location, waker_tid, serves, service, entry, reads, ns in zip(
         kinds, names, *(column.tolist() for column in columns), strict=True
     ):
         detail = WaitDetail(number)
@@ -98,7 +99,8 @@ def parts_of_waits(
             detail = WaitDetail.NONE
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
-        part = WaitPart(detail, roles.location_of(location), waker_tid, serves, *roles.request_of(service, entry))
+        waits = serves or (reads and name == "socket")
+        part = WaitPart(detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry))
         sums[PartsKey(track, kind, name)][part] += ns
     found: Parts = {}
     for key, parts in sums.items():
