@@ -41,7 +41,7 @@ def test_the_table_has_every_constant_with_its_value():
         ROOT / f"src/sonde/query/{name}.py"
         for name in (
             *("thread_totals", "sample_totals", "run_totals", "wait_parts"),
-            "graph_builders",
+            *("graph_builders", "pools"),
         )
     ]
     files = [*(ROOT / "src/sonde/analyze").glob("*.py"), *query]

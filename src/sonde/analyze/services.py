@@ -137,9 +137,9 @@ def _pending(timeline: Timeline, one: Total, working: Container[int]) -> Total:
 
 def _is_for_request(one: Total) -> bool:
     """Whether a total is of a request: neither of the wait for the next one, nor of a wait of which
-    no stack was taken."""
+    no stack was taken. A stack may lack its outermost frames."""
     if one.kind == TotalKind.BLOCKED:
-        return bool(one.service) and not one.serves and one.wait_detail != WaitDetail.IDLE
+        return bool(one.service or one.location) and not one.serves
     return one.kind in (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 

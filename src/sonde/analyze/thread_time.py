@@ -276,6 +276,8 @@ def _is_handed_over(timeline: Timeline, total: Total) -> bool:
     if other == me:
         owner = timeline.tracks[total.waker_track].owner
         is_other = total.waker_track != total.track and owner == ThreadOwner.PROGRAM
+        # What a request asks for by a socket is answered, and not made ahead.
+        is_other &= not (total.service and total.name == "socket")
         return is_other and total.name != "futex"
     if not descends(timeline, other, me):
         return False
