@@ -119,7 +119,9 @@ ABOUT_CULPRIT: Mapping[Cause, str] = {
     "workers, prefetching, less work per sample",
 }
 """By cause, where the code of the thread is known that others wait for."""
-BETWEEN_REQUESTS = "shorten what requests do with what the pool lends: {doing} in {code}; or let it "
+BETWEEN_REQUESTS = (
+    "shorten what requests do with what the pool lends: {doing} in {code}; or let it "
+)
 BETWEEN_REQUESTS += "lend more"
 """Of a pool that the requests themselves use up."""
 ABOUT_GIL = "make {code} in {thread} faster, or move it into other processes: threads of one share "

@@ -60,6 +60,9 @@ _OF_KERNELS = (Bound.COMPUTE, Bound.MEMORY, Bound.KERNELS, Bound.SMALL_KERNELS)
 """Bounds of a device that is rarely stalled."""
 _NOTHING = "no busy thread in the record: nothing to explain"
 _NO_DEVICE_CALLS = "the verdict is on the threads that work or wait most"
+_OF_REQUESTS = (
+    "the verdict is on what requests wait for, then on the threads that work or wait most"
+)
 _NO_DEVICE_TIME = "no device time in the record: the verdict is on the threads that launch work"
 _SINGLE_RUNS = (
     "only single runs of the device were timed: its busy time is known, its stalls are not; the "
@@ -88,7 +91,7 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
         if not verdicts:
             notes.append(_NOTHING)
         elif verdicts[0].without_device:
-            notes.append(_NO_DEVICE_CALLS)
+            notes.append(_OF_REQUESTS if verdicts[0].request_ns else _NO_DEVICE_CALLS)
         else:
             notes.append(_SINGLE_RUNS if timeline.timed_ns else _NO_DEVICE_TIME)
     elif not len(timeline.states):
@@ -96,7 +99,9 @@ def explain(timeline: Timeline, causes: StallCauses | None = None) -> Explanatio
             "without a capture of the same time (`sonde record`), locks, CPU contention, quotas "
             "and page faults show as host-bound"
         )
-    return Explanation(verdicts, timeline.sources, notes)
+    return Explanation(
+        verdicts, timeline.sources, notes, timeline.requests, timeline.requests_in_all
+    )
 
 
 def _is_used(timeline: Timeline, device: int) -> bool:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from sonde.analyze.lock_holders import doing_of
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import function_of
-from sonde.model.timeline import Timeline, Total, TotalKind
+from sonde.model.timeline import Timeline, TotalKind
 from sonde.model.verdict import Culprit
 
 HOLDERS = 3

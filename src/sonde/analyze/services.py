@@ -59,9 +59,7 @@ class Service:
         return max(self.entries, key=lambda entry: self.entries[entry], default="")
 
 
-def services(
-    timeline: Timeline, by_track: Mapping[int, list[Total]], window: int
-) -> list[Service]:
+def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: int) -> list[Service]:
     """The services with a good part of the record's time (`window`, in ns) in requests, those that
     no other one asks first; none where other threads are far busier."""
     taking = {

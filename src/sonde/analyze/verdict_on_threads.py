@@ -4,7 +4,8 @@ time, what limits it, and the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 from sonde.analyze.advice import next_step_of_bound, next_step_on
 from sonde.analyze.culprits import who_is_behind
@@ -32,6 +33,8 @@ NEAR_TIE = 0.8
 """
 CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
 """What a thread does on a CPU, by its stacks."""
+
+_Key = TypeVar("_Key")
 
 
 def verdict_on(
@@ -90,7 +93,8 @@ def verdict_on(
     if not has_runs:
         causes = without_hand_overs(causes, time.count, whole)
     bounds = _bounds(causes, time.waited / whole)
-    if on_host and len(turns) > 1 and not of_requests:  # they were chosen for the lock that they wait for
+    if on_host and len(turns) > 1 and not of_requests:
+        # They were chosen for the lock that they wait for.
         bounds.sort(key=lambda one: one.key != Bound.LOCK)
     waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
     evidence = ["shares are of the recorded time" if on_host else waited]
@@ -165,9 +169,13 @@ def _cut_to(time: ThreadTime, limit: int) -> None:
             ns[one] -= -(-beyond * ns[one] // part)
     for one, length in before.items():
         if ns[one] < length:
-            for parts in (time.places[one], time.others[one]):
-                for key in parts:
-                    parts[key] = parts[key] * ns[one] // length
+            time.places[one] = _part(time.places[one], ns[one], length)
+            time.others[one] = _part(time.others[one], ns[one], length)
+
+
+def _part(parts: Mapping[_Key, int], ns: int, of: int) -> dict[_Key, int]:
+    """Each of these, times `ns` / `of`."""
+    return {key: one * ns // of for key, one in parts.items()}
 
 
 def _of_functions(timeline: Timeline, time: ThreadTime, whole: int) -> list[str]:

@@ -250,7 +250,6 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
 def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     """The capture, without the table of single intervals, and the verdict on it, which is of whole
     captures."""
-    from sonde.query.chosen_threads import MANY_THREADS
     from sonde.query.schema import TABLES
     from sonde.recording import verdicts
     from sonde.recording.large_captures import read_for_verdict
@@ -263,8 +262,6 @@ def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
             command += "".join(f" --pid {shlex.quote(str(one))}" for one in args.pid or ())
     else:
         capture = read_for_verdict(args.file, _read)
-        if (threads := capture.tables["thread"].num_rows) > MANY_THREADS:
-            missing = f"for {threads:,} threads it takes about as long as all of this report"
     explained = Explained(None, missing, command) if missing else verdicts.of_capture(capture)
     empty = {name: TABLES[name].empty_table() for name in _UNUSED_TABLES}
     return dataclasses.replace(capture, tables=capture.tables | empty), explained

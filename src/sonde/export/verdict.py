@@ -28,6 +28,8 @@ LEAST_PLACE = 0.005
 """Of a cause's time, for a place that the text shows: less is 0 %."""
 MOSTLY_IDLE = 0.5
 """Of the time, for a thread whose heading has it."""
+REQUESTS, REQUEST_WAITS = 5, 2
+"""Traced requests, and waits of each, that the text shows."""
 CAUSE_ROWS = 6
 KERNELS = 3
 """Causes, and kernels with device shares, that the text shows; the JSON has all."""
@@ -40,6 +42,8 @@ _DIRECTIONS = {
     "p2p": "between devices",
     "unknown": "of unknown direction",
 }
+_OF_MANY = re.compile(r"of [\d,]+ threads, the ")
+"""The note on a capture of which some threads were chosen."""
 _WORD = re.compile(r"\w+")
 _FUNCTOR = re.compile(r"[Ff]unctor|_kernel_cuda|launch_")
 """Words among the template arguments of a kernel of PyTorch that show what it computes."""
@@ -52,6 +56,8 @@ def render(explanation: Explanation, steps: int = 0) -> str:
         if lines:
             lines.append("")
         lines += of_verdict(verdict, steps)
+    if requests := of_requests(explanation):
+        lines += ["", *requests]
     for note in explanation.notes:
         lines.append(f"note: {note}")
     return "\n".join(map(one_line, lines))
@@ -64,8 +70,12 @@ def headline(explanation: Explanation) -> str:
         return ""
     verdict = explanation.verdicts[0]
     lines = of_verdict(verdict)
-    shown = [f"VERDICT  {lines[0]}", *_main_cause(verdict)]
+    short = lines[1:2] if verdict.is_short else []
+    shown = [f"VERDICT  {lines[0]}", *short, *_main_cause(verdict)]
     shown += [line for line in lines if line.startswith("  next: ")]
+    shown += [f"  note: {note}" for note in explanation.notes if _OF_MANY.match(note)]
+    if requests := of_requests(explanation):
+        shown += ["", *requests]
     return "\n".join(map(one_line, shown))
 
 
@@ -117,6 +127,11 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         # Where the device's runs are known, causes are of the time in which it did not compute.
         did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
     lines = [f"{name} — {bound}"]
+    if verdict.is_short:
+        lines.append(
+            f"  only {duration(verdict.window_ns)} were recorded: what is rare is not in it, and "
+            "shares are rough; record longer to be sure"
+        )
     if verdict.without_device:
         did_not = f"time by cause, of {duration(verdict.window_ns)}"
         if verdict.request_ns:
@@ -154,6 +169,19 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
         lines.append(f"  next: {best.text}{gain}")
     return lines
+
+
+def of_requests(explanation: Explanation) -> list[str]:
+    """A table of the slowest traced requests; none where none were traced."""
+    if not explanation.requests:
+        return []
+    rows: list[tuple[str, ...]] = [("  trace", "observed", "on CPU", "ready", "waits")]
+    for one in explanation.requests[:REQUESTS]:
+        waits = ", ".join(f"{duration(wait.ns)} {wait.text}" for wait in one.waits[:REQUEST_WAITS])
+        times = map(duration, (one.ns, one.cpu_ns, one.runqueue_ns))
+        rows.append((f"  {one.trace_id}", *times, f"{waits or 'none'}"))
+    head = f"slowest of {explanation.requests_in_all:,} traced requests:"
+    return [head, *columns(rows, (34, -8, -8, -8, 0))]
 
 
 def _sampled(verdict: Verdict, sampling: Sampling) -> list[str]:
@@ -250,6 +278,8 @@ def document(explanation: Explanation) -> dict[str, Any]:
             }
             for verdict in explanation.verdicts
         ],
+        "requests": [asdict(one) for one in explanation.requests],
+        "requests_in_all": explanation.requests_in_all,
         "sources": list(explanation.sources),
         "notes": list(explanation.notes),
     }

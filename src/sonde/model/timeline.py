@@ -37,6 +37,7 @@ from sonde.model.timeline_kinds import (
     TrackKind,
     WaitDetail,
 )
+from sonde.model.traced_request import TracedRequest
 
 __all__ = [
     "COLUMNS",
@@ -378,6 +379,10 @@ class Timeline:
     """By track and `Total.location`: the same within one thread, where threads differ."""
     pools: Sequence[Pool] = ()
     """Pools that threads wait for which answer requests."""
+    requests: Sequence[TracedRequest] = ()
+    """The slowest traced requests, the slowest first."""
+    requests_in_all: int = 0
+    """How many requests were traced."""
     within: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By function of the program that takes a lock ('name file'), where threads waited for it: the
     locations that are mostly in calls of it."""

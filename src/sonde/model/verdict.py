@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sonde.model.causes import Bound, Cause, CauseDetail, PathKind, PhaseName
+from sonde.model.traced_request import TracedRequest
 
 MIX = "mix"
 """`Verdict.bound` where several bounds are about as large."""
+SHORT_NS = 1_000_000_000
+"""A recording of less than this has few samples, and few waits that ended."""
 LOPSIDED = 1.2
 """Up to this ratio of its wider side to the other, an interval is written as ± the wider side."""
 
@@ -283,6 +286,11 @@ class Verdict:
     requests."""
 
     @property
+    def is_short(self) -> bool:
+        """Whether it is about a thread of a record that is too short to be sure."""
+        return self.device < 0 and self.window_ns < SHORT_NS
+
+    @property
     def bound(self) -> str:
         """The value of the bound, or `MIX`."""
         return self.bounds[0].key.value if len(self.bounds) == 1 else MIX
@@ -297,6 +305,10 @@ class Explanation:
     """The formats that the timeline was read from."""
     notes: Sequence[str]
     """What is missing or was cut, in words."""
+    requests: Sequence[TracedRequest] = ()
+    """The slowest traced requests, the slowest first."""
+    requests_in_all: int = 0
+    """How many requests were traced."""
 
 
 @dataclass(frozen=True, slots=True)

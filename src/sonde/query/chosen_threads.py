@@ -141,7 +141,9 @@ def _of_threads(table: pa.Table, keys: I64) -> pa.Table:
 
 def _with_used_stacks(tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
     """The tables without stacks that no row has, and without frames that no stack has."""
-    having = (name for name in (*_ROW_TABLES, "span") if "stack_id" in tables[name].column_names)
+    having = (
+        name for name in (*_ROW_TABLES, "span", "traced") if "stack_id" in tables[name].column_names
+    )
     ids = [chunk for name in having for chunk in tables[name].column("stack_id").chunks]
     stack, frame = tables["stack"], tables["frame"]
     if ids:

@@ -260,7 +260,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
     shown = all_stacks.innermost(kind != CodeKind.NEUTRAL)
     innermost_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[shown]
-    service, entry, reads = _requests(all_stacks, table, flat)
+    service, answers, reads = _requests(all_stacks, table, flat)
     return StackRoles(
         activity=activity.astype(np.uint8),
         location=_locations(all_stacks, table, flat, own),
@@ -276,7 +276,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
         serves=_serves(all_stacks, table.serving[flat]),
         service=service,
         services=table.services,
-        entry=entry,
+        entry=answers,
         reads=reads,
         owner=_owners(all_stacks, kind),
     )

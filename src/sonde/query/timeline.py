@@ -50,6 +50,7 @@ from sonde.query.sample_totals import FAULT_FRAMES
 from sonde.query.stack_roles import NUMBER_OF
 from sonde.query.thread_owners import set_owners
 from sonde.query.thread_totals import totals_of
+from sonde.query.traced_requests import slowest_requests
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.validation import frame_count
 
@@ -111,6 +112,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     shared = sharing(uses, gpus)
     totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
     totals, pools = with_pools(tracks, frames, tables["sample"], totals)
+    requests, requests_in_all = slowest_requests(frames, tables)
     callers, thread_callers = callers_of(tracks, frames, tables["sample"])
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
     set_owners(naming, tracks, frames, tables["sample"])
@@ -138,6 +140,8 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         callers=callers,
         thread_callers=thread_callers,
         pools=pools,
+        requests=requests,
+        requests_in_all=requests_in_all,
         within=places_within(frames, tables["sample"], totals),
         timed_ns=_timed(singly, traced, tables, capture.info.start_ns),
         extent_ns=span,

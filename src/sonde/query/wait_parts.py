@@ -100,7 +100,9 @@ def parts_of_waits(
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
         waits = serves or (reads and name == "socket")
-        part = WaitPart(detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry))
+        part = WaitPart(
+            detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry)
+        )
         sums[PartsKey(track, kind, name)][part] += ns
     found: Parts = {}
     for key, parts in sums.items():
