@@ -195,6 +195,11 @@ class _ThreadWaits:
             self.by_reason.setdefault(reason, []).extend(waits)
 
     @property
+    def waited_ns(self) -> int:
+        """Blocked, or without a CPU."""
+        return self.blocked_ns + self.queued_ns
+
+    @property
     def reasons(self) -> list[str]:
         """By the time that they take, the main one first."""
         return sorted(self.by_reason, key=lambda reason: -self._ns(reason))
@@ -292,17 +297,21 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
     of_both = np.flatnonzero(sonde[waits.thread] & ~waits.of_sonde)
     sonde[waits.thread[of_both[waits.has_hint(of_both)]]] = False
     sonde &= ~idle
-    ranked = _ranked(session, processes, waits, ~(idle | kernel | sonde))
+    serving = having(waits.for_requests)
+    serving[waits.thread[waits.is_off_cpu & ~waits.for_requests & (waits.ns > 0)]] = False
+    serving &= ~(idle | kernel | sonde)
+    ranked = _ranked(session, processes, waits, ~(idle | kernel | sonde | serving))
     left_out: tuple[tuple[int, str], ...] = (
         (0, "more"),
         (int(idle.sum()), "idle all the time"),
+        (int(serving.sum()), "only for requests"),
         (int(kernel.sum()), "of the kernel"),
         (int(sonde.sum()), "of Sonde"),
     )
     if not len(ranked):
         lines = ["LONGEST WAITS  none"]
     else:
-        shown, left = _alike(session, waits, ranked)
+        shown, left = _alike(session, processes, waits, ranked)
         rows: list[tuple[str, ...]] = []
         for one in shown:
             mine = one.rows(session, waits, where)
@@ -322,14 +331,19 @@ def _ranked(session: Session, processes: ProcessRows, waits: WaitRows, shown: Ma
     """The threads in the mask `shown` that have waits, the most important first: of processes that
     called a device, then of active ones, then by the time that they waited."""
     ns = np.zeros(len(session.threads), np.int64)
-    np.add.at(ns, waits.thread, waits.ns)
+    np.add.at(ns, waits.thread, np.where(waits.for_requests, 0, waits.ns))
     # In the order of their longest waits, for threads that waited equally long.
     threads, first = np.unique(waits.thread[shown[waits.thread]], return_index=True)
-    rank = np.full(len(session.processes), 2)
-    rank[processes.process] = _ranks(session.info, processes)
-    of_process = rank[session.threads.process[threads]]
+    of_process = _rank_of_processes(session, processes)[session.threads.process[threads]]
     ranked: Ints = threads[np.lexsort((first, -ns[threads], of_process))]
     return ranked
+
+
+def _rank_of_processes(session: Session, processes: ProcessRows) -> Ints:
+    """The rank (`_ranks`) of each process of the session."""
+    rank: Ints = np.full(len(session.processes), 2)
+    rank[processes.process] = _ranks(session.info, processes)
+    return rank
 
 
 def _ranks(info: CaptureInfo, processes: ProcessRows) -> Ints:
@@ -341,20 +355,24 @@ def _ranks(info: CaptureInfo, processes: ProcessRows) -> Ints:
     return ranks
 
 
-def _alike(session: Session, waits: WaitRows, ranked: Ints) -> tuple[list[_ThreadWaits], int]:
-    """(the first threads, those together that wait alike, how many more there are). Only the
-    `ALIKE` first ones are compared."""
+def _alike(
+    session: Session, processes: ProcessRows, waits: WaitRows, ranked: Ints
+) -> tuple[list[_ThreadWaits], int]:
+    """(the first threads, those together that wait alike, how many more there are), in the order of
+    what they wait together. Only the `ALIKE` first ones are compared."""
     found: dict[tuple[object, ...], _ThreadWaits] = {}
     beyond = max(0, len(ranked) - ALIKE)
+    mine = ~waits.for_requests
     for number in ranked[:ALIKE].tolist():
         one = _ThreadWaits(session.threads[number], numbers=[number])
-        for wait in waits.chosen(np.flatnonzero(waits.thread == number)):
+        for wait in waits.chosen(np.flatnonzero(mine & (waits.thread == number))):
             one.add(wait)
         if (known := found.get(one.alike)) is not None:
             known.take_in(one)
         else:
             found[one.alike] = one
-    shown = [*found.values()]
+    rank = _rank_of_processes(session, processes)[session.threads.process]
+    shown = sorted(found.values(), key=lambda one: (rank[one.numbers[0]], -one.waited_ns))
     beyond += sum(len(one.numbers) for one in shown[WAIT_ROWS:])
     return shown[:WAIT_ROWS], beyond
 

@@ -36,10 +36,13 @@ CONNECTION_LOOPS: Final = frozenset(("socketserver.py", TASK_LOOP))
 """Files of loops that hand a connection to the program, which reads the requests itself."""
 ACCEPTS: Final = "accept"
 """In place of a file: the program itself waits for connections."""
-_WAITING_FILES: Final = frozenset(
+ACCEPT_CALLS: Final = frozenset(("accept", "accept4"))
+"""System calls that wait for a connection: the recorder has them also where no stack was taken."""
+WAITING_FILES: Final = frozenset(
     ("socket.py", "selectors.py", "ssl.py", "threading.py", "queue.py", "multiprocessing/queues.py")
 )
-_LOOPS: Final = {
+"""Files of the standard library that wait on behalf of their callers."""
+LOOPS: Final = {
     "socketserver.py": ("serve_forever", "handle_request", "get_request"),
     "http/server.py": ("handle_one_request",),
     "wsgiref/simple_server.py": ("handle",),
@@ -55,6 +58,7 @@ _LOOPS: Final = {
     "cheroot/workers/threadpool.py": ("run",),
     "cheroot/connections.py": ("_run", "run"),
 }
+"""By file: functions that take the next connection, request or task."""
 _HANDLERS: Final = {
     "socketserver.py": ("process_request_thread", "finish_request"),
     "grpc/_server.py": ("_unary_response_in_pool", "_stream_response_in_pool"),
@@ -73,11 +77,11 @@ _EVENTS: Final = frozenset(
 def python_role(file: str, function: str) -> ServingRole:
     """Of a frame of Python: its file below the library's folder, and its qualified name."""
     name = function.rpartition(".")[2]
-    if name in _LOOPS.get(file, ()):
+    if name in LOOPS.get(file, ()):
         return ServingRole.LOOP
     if name in _HANDLERS.get(file, ()):
         return ServingRole.HANDLES
-    return ServingRole.WAITS if file in _WAITING_FILES else ServingRole.OTHER_PYTHON
+    return ServingRole.WAITS if file in WAITING_FILES else ServingRole.OTHER_PYTHON
 
 
 def takes_requests(file: str) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from sonde.model.serving import ACCEPTS
+from sonde.model.serving import ACCEPT_CALLS, ACCEPTS
 from sonde.model.timeline import CallKind, CopyDirection, Mask, Total, TotalKind, WaitDetail
 from sonde.query.columns import Frames, ThreadTracks
 from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, DIRECTIONS
@@ -25,8 +25,6 @@ TIMER_KNOWN_NS = 1_000_000
 """Of waits that are shorter in the mean, what ended them is not always noted: 0 may be a thread."""
 RARELY_ENDED = 0.05
 """Where other threads end less than this share of the waits at a place, a timer ends them."""
-_ACCEPTS = ("accept", "accept4")
-"""System calls that wait for a connection: the recorder has them also where no stack was taken."""
 _TOTAL_KINDS = {
     "blocked": TotalKind.BLOCKED,
     "runqueue": TotalKind.RUNQUEUE,
@@ -119,8 +117,8 @@ def _waits_and_calls(
             count=sums.times,
             bytes=sums.bytes,
             direction=DIRECTIONS.get(key.direction, CopyDirection.UNKNOWN),
-            serves=key.operation in _ACCEPTS,
-            service=ACCEPTS if key.operation in _ACCEPTS else "",
+            serves=key.operation in ACCEPT_CALLS,
+            service=ACCEPTS if key.operation in ACCEPT_CALLS else "",
         )
         known = parts.get(PartsKey(key.track, key.kind, key.name)) or _by_waker(group, sums.ns)
         totals += _split(tracks, total, known, longest=max(group))

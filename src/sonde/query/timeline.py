@@ -50,8 +50,8 @@ from sonde.query.sample_totals import FAULT_FRAMES
 from sonde.query.stack_roles import NUMBER_OF
 from sonde.query.thread_owners import set_owners
 from sonde.query.thread_totals import totals_of
-from sonde.query.traced_requests import slowest_requests
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
+from sonde.query.traced_requests import slowest_requests
 from sonde.query.validation import frame_count
 
 _DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}

@@ -14,9 +14,11 @@ import pyarrow as pa
 from sonde.model.answers import Wait
 from sonde.model.code import Frame
 from sonde.model.profile import ProfileKind
+from sonde.model.serving import ACCEPT_CALLS
 from sonde.query.columns import int64_column
 from sonde.query.known_threads import coded_texts
 from sonde.query.own_frames import own_frame, own_frames
+from sonde.query.request_waits import wait_for_requests
 from sonde.query.row_sequence import RowSequence
 from sonde.query.session import Session
 
@@ -86,6 +88,19 @@ class WaitRows(RowSequence[Wait]):
     def is_kernel(self) -> Mask:
         """Whether each is of a thread of the kernel."""
         return self._session.threads.is_kernel[self.thread]
+
+    @cached_property
+    def for_requests(self) -> Mask:
+        """Whether each is for the next connection, request or task: the thread is idle."""
+        found = np.array([one in ACCEPT_CALLS for one in (*self.system_calls, "")], bool)[
+            self.system_call
+        ]
+        stacks, index = np.unique(self._stack, return_inverse=True)
+        known = stacks >= 0
+        waits = np.zeros(len(stacks), bool)
+        waits[known] = wait_for_requests(self._session.stacks, stacks[known])
+        idle: Mask = (found | waits[index.reshape(-1)]) & self.is_off_cpu
+        return idle
 
     def of_kinds(self, kinds: Collection[ProfileKind]) -> Ints:
         """The numbers of the waits of these kinds, ascending; shape (waits of these kinds,)."""
