@@ -8,7 +8,7 @@ import pytest
 
 from captures import Writer
 from sonde.analyze.bound import explain
-from sonde.export.verdict import headline, render
+from sonde.export.verdict import document, headline, render
 from sonde.model.causes import Bound, Cause
 from sonde.model.verdict import Explanation
 from sonde.recording.timelines import open_timeline
@@ -240,3 +240,88 @@ def test_no_share_of_a_place_exceeds_its_cause(writer, verdicts):
 
     assert sum(place.share for place in verdict.causes[0].locations) <= 1.001
     assert "%" in render(Explanation([verdict], [], []))
+
+
+def test_a_short_recording_has_a_verdict_with_a_warning(tmp_path):
+    """Also where a recording that was interrupted prints only its headline."""
+    writer = Writer(seconds=0.2, chunk_seconds=0.2)
+    key = process(writer)
+    on_cpu(writer, key, 0.18, MAKE, EVAL)
+    found = explain(open_timeline([writer.write(tmp_path / "a.sonde")]))
+
+    warning = "  only 200 ms were recorded: what is rare is not in it, and shares are rough; record"
+    for text in (render(found), headline(found)):
+        first, second, *_ = text.splitlines()
+        assert first.endswith("t42 (42) — CPU-bound: Python/C++ code")
+        assert second.startswith(warning)
+
+
+def traced(writer, key, number, kind, seconds, *stack, name=""):
+    writer.add(
+        "traced",
+        key,
+        kind=kind,
+        name=name,
+        trace_id=f"{number:032x}",
+        span_id=f"{number:016x}",
+        tid=60,
+        stack_id=writer.stack(*stack),
+        weight_count=1.0,
+        weight_ns=seconds * 1e9,
+    )
+
+
+def test_the_slowest_traced_requests_are_shown_with_what_they_waited_for(writer, tmp_path):
+    key = process(writer, 60)
+    on_cpu(writer, key, 1.0, THREAD, ONE, PAGE, EVAL, tid=60)
+    for number in range(1, 41):
+        handled = THREAD, ONE, PAGE
+        borrow = *handled, QUERY, BORROW, WAIT, COND_WAIT
+        traced(writer, key, number, "blocked", 0.01 * number, *borrow, name="futex")
+        traced(writer, key, number, "blocked", 0.004, *handled, RECEIVE, RECV, name="socket")
+        traced(writer, key, number, "cpu", 0.002, *handled, EVAL)
+        traced(writer, key, number, "runqueue", 0.001, *handled, EVAL)
+    found = explain(open_timeline([writer.write(tmp_path / "a.sonde")]))
+
+    assert found.requests_in_all == 40
+    assert [one.ns for one in found.requests] == sorted((one.ns for one in found.requests))[::-1]
+    lines = render(found).splitlines()
+    at = lines.index("slowest of 40 traced requests:")
+    assert (
+        lines[at + 2].split()
+        == (
+            f"{40:032x} 407 ms 2.00 ms 1.00 ms 400 ms futex in Pool.borrow shop.py:17, 4.00 ms socket "
+            "in Pool.query shop.py:25"
+        ).split()
+    )
+    assert len([line for line in lines[at:] if "futex" in line]) == 5
+    assert lines[at] in headline(found)
+
+
+def test_a_capture_without_traced_requests_has_no_table_of_them(writer, tmp_path):
+    key = process(writer)
+    on_cpu(writer, key, 4.0, MAKE, EVAL)
+    found = explain(open_timeline([writer.write(tmp_path / "a.sonde")]))
+
+    assert "traced requests" not in render(found)
+    assert document(found)["requests"] == []
+
+
+def test_a_function_that_reads_for_itself_waits_for_its_connection_alone(writer, verdicts):
+    """What it asks others for, through a library, its request waits for."""
+    key = process(writer, *HANDLERS)
+    fetch = ("HTTPConnection.getresponse", "[python]", "http/client.py", 1390, "python")
+    for tid in HANDLERS:
+        on_cpu(writer, key, 0.1, THREAD, SESSION, EVAL, tid=tid)
+        asks = writer.stack(THREAD, SESSION, fetch, READ, RECV)
+        writer.wait(key, tid, "socket", 2.0, count=100, stack=asks)
+        reads = writer.stack(THREAD, NEXT, READ, RECV)
+        writer.wait(key, tid, "socket", 2.0, count=100, stack=reads)
+    first = verdicts()[0]
+
+    assert first.service == "Session.handle shop.py"
+    assert {one.key: round(one.share, 1) for one in first.causes} == {
+        Cause.IO: 1.0,
+        Cause.HOST: 0.0,
+    }
+    assert first.request_ns == pytest.approx(6 * 2.1e9, rel=0.01)

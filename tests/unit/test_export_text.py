@@ -163,6 +163,40 @@ def test_threads_that_wait_alike_are_one_row_with_who_keeps_them_waiting(opened)
     assert lines[first + 1].split() == ["socket", "35", "%", "readinto", "shop.py:90"]
 
 
+def test_a_wait_of_several_threads_comes_before_a_longer_one_of_one_thread(opened):
+    """What threads wait for together counts; waits for the next request do not."""
+    writer = Writer()
+    threads = [{"tid": tid, "comm": "server"} for tid in (50, *range(60, 72))]
+    server = writer.process(50, "server", threads=threads)
+    take = (
+        "BaseHTTPRequestHandler.handle_one_request",
+        "[python]",
+        "http/server.py",
+        408,
+        "python",
+    )
+    idle = writer.stack(take, ("SocketIO.readinto", "[python]", "socket.py", 706, "python"))
+    borrow = writer.stack(
+        take, ("borrow", "[python]", "shop.py", 17, "python"), ("sem_wait", "libc")
+    )
+    for tid in range(60, 72):
+        writer.wait(server, tid, "socket", 6.0, count=99, stack=idle)
+        writer.wait(server, tid, "futex", 0.8, count=99, stack=borrow)
+    writer.wait(server, 50, "socket", 9.9, count=9, call="accept4")
+    other = writer.process(7, "other")
+    writer.wait(other, 7, "sleep", 7.0, count=9, stack=writer.stack("main", "nap"))
+    for key, tid in ((server, 60), (other, 7)):
+        writer.on_cpu(key, tid, writer.stack("main"), 500)
+    lines = summary.render(opened(writer)).splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("LONGEST")) + 1
+
+    row = " ".join(lines[first].split())
+    assert row == "server (60) +11 9.60 s futex borrow shop.py:17 0"
+    assert lines[first + 1].split()[:2] == ["other", "(7)"]
+    assert "socket" not in "".join(lines[first : first + 2])
+    assert "1 only for requests" in lines[first + 2] or "idle all the time" in lines[first + 2]
+
+
 def test_a_place_is_the_function_with_most_of_the_time_not_the_stack_with_most(opened):
     """One function is seen in many stacks: each of them is shorter than the one of another."""
     writer = Writer()

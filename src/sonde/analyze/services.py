@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import function_of
-from sonde.model.serving import ACCEPTS, TASK_LOOP
+from sonde.model.serving import ACCEPTS, CONNECTION_LOOPS, TASK_LOOP
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
 
 SERVICES = 2
@@ -23,7 +23,7 @@ FIRST = 0.2
 """Of the time of the busiest thread that answers no requests, for requests that go first: a page of
 metrics in a program that computes does not."""
 CALLED = 0.05
-"""Of a service's requests, in waits that another one ended: it asks that one."""
+"""Of the waits of a service, ended by another one: one of them asks the other."""
 LEAST_EVENTS = 10
 """Waits and samples of a service's threads; fewer show no rule."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
@@ -37,15 +37,25 @@ class Service:
     """By track: what it did for requests."""
     entries: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     """By function of the program that answers them: for how long."""
-    between: int = 0
-    """Waits for the next request, all threads together."""
-    tasks: bool = False
-    """Its threads are handed tasks, which queue while all of them are busy."""
+    waits: list[Total] = field(default_factory=list)
+    """Those for the next request."""
+    file: str = ""
+    """Of the code that takes the requests."""
 
     @property
     def ns(self) -> int:
         """How long there were requests, all threads together."""
         return sum(one.ns for totals in self.totals.values() for one in totals)
+
+    @property
+    def tasks(self) -> bool:
+        """Whether its threads are handed tasks, which queue while all of them are busy."""
+        return self.file == TASK_LOOP
+
+    @property
+    def between(self) -> int:
+        """How long they wait for the next request, all threads together."""
+        return sum(one.ns for one in self.waits)
 
     @property
     def tracks(self) -> list[int]:
@@ -85,8 +95,8 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
         service = found[_root(timeline, one.pid), *key]
         mine = [_pending(timeline, each, working) for each in totals]
         service.totals[track] = [each for each in mine if _is_for_request(each)]
-        service.between += sum(each.ns for each in mine if each.serves)
-        service.tasks |= key[0] == TASK_LOOP
+        service.waits += [each for each in mine if each.serves]
+        service.file = key[0]
         for each in service.totals[track]:
             if each.entry:
                 service.entries[each.entry] += each.ns
@@ -98,7 +108,10 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
         # Who only takes connections and hands them on answers nothing.
         if one.ns >= least and _events(one) >= LEAST_EVENTS and (one.name or root not in named)
     ]
-    return sorted(large, key=lambda one: (_is_asked(one, large), not one.between, -one.ns))
+    # A connection that the program reads itself may be one for requests of its other threads.
+    return sorted(
+        large, key=lambda one: (_is_asked(one, large), one.file in CONNECTION_LOOPS, -one.ns)
+    )
 
 
 def _key(totals: Iterable[Total], takes_requests: bool) -> tuple[str, str] | None:
@@ -150,31 +163,30 @@ def _events(service: Service) -> int:
 
 
 def _is_asked(service: Service, every: Iterable[Service]) -> bool:
-    """Whether the requests of another service wait for this one.
-
-    Both may end the other's waits. Who asks does so below the function that answers its own
-    requests; who is asked waits for the next request in that function itself.
-    """
-    for other in every:
-        if other is service:
-            continue
-        asks = _ended_by(other, service)
-        if sum(asks.values()) < CALLED * other.ns:
-            continue
-        back = _ended_by(service, other)
-        if sum(back.values()) < CALLED * service.ns or asks[False] > asks[True]:
-            return True
-        if back[True] > back[False]:
-            return True
-    return False
+    """Whether another service's requests wait for this one, more than the other way round."""
+    return any(
+        other is not service
+        and _asks(other, service) >= CALLED
+        and _asks(other, service) > _asks(service, other)
+        for other in every
+    )
 
 
-def _ended_by(waits: Service, ended: Service) -> dict[bool, int]:
-    """How long requests waited for another service's threads: in the function that answers them
-    (True), and elsewhere (False)."""
-    found = {True: 0, False: 0}
-    for totals in waits.totals.values():
+def _asks(asking: Service, asked: Service) -> float:
+    """The share of waits within one service's requests that another one's threads ended, of those
+    that threads of others are known to have ended: of waits for a socket few are known, and whoever
+    had the CPU when a packet came may count for who sent it."""
+    known = by_asked = 0
+    for totals in asking.totals.values():
         for one in totals:
-            if one.kind == TotalKind.BLOCKED and one.waker_track in ended.totals:
-                found[function_of(one.location) == one.entry] += one.waker_ns
-    return found
+            if _is_below(one) and one.waker_track >= 0 and one.waker_track not in asking.totals:
+                known += one.waker_ns
+                by_asked += one.waker_ns if one.waker_track in asked.totals else 0
+    return by_asked / max(1, known)
+
+
+def _is_below(one: Total) -> bool:
+    """Whether a wait is in a function that the one which answers a request called: in that function
+    itself it may be for the next request."""
+    is_entry = bool(one.entry) and function_of(one.location) == one.entry
+    return one.kind == TotalKind.BLOCKED and not is_entry
