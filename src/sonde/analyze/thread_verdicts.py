@@ -225,7 +225,9 @@ def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
     tracks, whole = service.tracks, service.ns
     verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True, whole=whole)
     number = len(tracks)
-    at_a_time = f"{whole / window:.1f}" if whole >= window else f"{whole / window:.2f}"
+    # A wait that began before the record counts whole, so there may be a little more than that.
+    mean = min(whole / window, number)
+    at_a_time = f"{mean:.1f}" if mean >= 1 else f"{mean:.2f}"
     which = f"{number:,} threads that answer requests" if number > 1 else "the thread that answers"
     line = f"{at_a_time} requests at a time on average, in {which}"
     if service.between >= LEAST_SHARE * whole:
