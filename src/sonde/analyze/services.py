@@ -174,8 +174,8 @@ def _is_asked(service: Service, every: Iterable[Service]) -> bool:
 
 def _asks(asking: Service, asked: Service) -> float:
     """The share of waits within one service's requests that another one's threads ended, of those
-    that threads of others are known to have ended: of waits for a socket few are known, and whoever
-    had the CPU when a packet came may count for who sent it."""
+    that threads of others are known to have ended: of waits for a socket few are known, and the
+    thread that had the CPU when a packet came may count for the one that sent it."""
     known = by_asked = 0
     for totals in asking.totals.values():
         for one in totals:
