@@ -9,6 +9,7 @@ import pytest
 
 from captures import Writer
 from sonde.analyze.bound import explain
+from sonde.cli.main import main
 from sonde.export.verdict import document
 from sonde.query import chosen_threads
 from sonde.query.capture import read
@@ -84,6 +85,16 @@ def test_who_had_the_cpus_includes_the_others(tmp_path):
     assert [fact for one in whole.verdicts[0].causes for fact in one.facts]
     assert document(some)["verdicts"][0] == document(whole)["verdicts"][0]
     assert some.notes[0].startswith("of 42 threads")
+
+
+@pytest.mark.usefixtures("few")
+def test_a_report_of_many_threads_has_a_verdict_and_notes_of_how_many_it_is(tmp_path, capsys):
+    path = storm().write(tmp_path / "a.sonde")
+    assert main(["report", str(path), "--format", "summary"]) == 0
+
+    text = capsys.readouterr().out
+    assert "VERDICT  thread main (100)" in text
+    assert "  note: of 42 threads, the " in text
 
 
 @pytest.mark.parametrize("path", CAPTURES, ids=lambda path: path.stem)
