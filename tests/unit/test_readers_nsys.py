@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from charged import charged
 from sonde.analyze.bound import explain
 from sonde.errors import CaptureError, NotACapture
 from sonde.model.causes import Bound
@@ -302,3 +303,64 @@ def test_long_values_are_refused(tmp_path: Path) -> None:
     database.close()
     with pytest.raises(NotACapture, match="too big"):
         nsys_sqlite.read(path)
+
+
+def test_a_long_schema_is_refused(tmp_path: Path) -> None:
+    """SQLite keeps it: rows that share pages could make gigabytes of a small file."""
+    for count, sql, cause in (
+        (1, f"(a CHECK(a IN ({', '.join('a' * 10_000)})))", "too big"),
+        (1_500, "(a)", "interrupted"),
+    ):
+        path = tmp_path / f"{count}.sqlite"
+        database = sqlite3.connect(path)
+        database.execute("BEGIN")
+        for number in range(count):
+            database.execute(f"CREATE TABLE t{number} {sql}")
+        database.commit()
+        database.close()
+        with pytest.raises(NotACapture, match=cause):
+            nsys_sqlite.read(path)
+
+
+EMOJI = "\N{GRINNING FACE}"
+MANY = 2_000
+
+
+def _kinds(export: Export, number: int) -> None:
+    export.rows("ENUM_CUDA_MEM_KIND", (f"{number}{EMOJI}" + "x" * 2_000, "x", "Pinned"))
+
+
+def _gpus(export: Export, number: int) -> None:
+    export.rows("TARGET_INFO_GPU", (number, f"{number}{EMOJI}" + "x" * 2_000, 132))
+
+
+def _nvtx(export: Export, number: int) -> None:
+    text = f"{number}{EMOJI}" + "x" * 2_000
+    export.rows("NVTX_EVENTS", (1, 2, 59, text, None, GLOBAL_TID))
+
+
+def _threads(export: Export, number: int) -> None:
+    export.rows("NVTX_EVENTS", (1, 2, 59, "x", None, GLOBAL_PID + number))
+
+
+def _records(export: Export, number: int) -> None:
+    event = f"{number}{EMOJI}" + "x" * 2_000
+    export.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", (0, 1, 7, number, GLOBAL_PID, event))
+
+
+def _events(export: Export, number: int) -> None:
+    # Beside the records, tracks of the streams and the ids of processes.
+    row = (0, 1, number, number, GLOBAL_PID + (number << 24), 1 << 40 | number)
+    export.rows("CUPTI_ACTIVITY_KIND_CUDA_EVENT", row)
+
+
+@pytest.mark.parametrize("add", [_kinds, _gpus, _nvtx, _threads, _records, _events])
+def test_all_that_is_kept_is_accounted_for(export: Export, monkeypatch, add) -> None:
+    """A few kilobytes of shared pages can hold any number of long values."""
+    export.kernel(1, 2, 0)
+    for number in range(MANY):
+        add(export, number)
+    export.database.commit()
+    export.database.close()
+    taken_bytes, held_bytes = charged(nsys_sqlite, export.path, monkeypatch)
+    assert taken_bytes < held_bytes

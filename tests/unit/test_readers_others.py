@@ -7,11 +7,14 @@ import random
 import shutil
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from google.protobuf import json_format
 from opentelemetry.proto.profiles.v1development import profiles_pb2
 
+from charged import charged
+from sonde import protobuf_size
 from sonde.cli import main as cli
 from sonde.errors import CaptureError, CaptureTooLarge, NotACapture
 from sonde.model.timeline import StateKind
@@ -52,6 +55,24 @@ class TestPerfScript:
         assert states.kind.tolist() == [StateKind.BLOCKED, StateKind.RUNQUEUE]
         assert states.duration_ns.tolist() == [30_000_000, 5_000_000]
         assert not timeline.notes
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "prog{0} {0}/{0} [001] 12345.100000: 1010 cpu-clock:u:",
+            "a 1 [{0}] 12345.100000: 1010 cpu-clock:u:",
+            "a 1 [000] 12345.230000: sched:sched_waking: comm=b pid={0} prio=1 target_cpu=0",
+            "a 1 [000] 1234.{0:06}: sched:sched_switch: prev_comm=a prev_pid=9{0} prev_prio=1 "
+            "prev_state=S ==> next_comm=b next_pid=9{1} next_prio=1",
+        ],
+    )
+    def test_all_that_is_kept_is_accounted_for(self, tmp_path, monkeypatch, line):
+        """Each event may be of another thread and CPU."""
+        path = tmp_path / "perf.txt"
+        lines = (line.format(number, number - 1) for number in range(1_000, 6_000))
+        path.write_text(PERF + "\n" + "\n\n".join(lines) + "\n")
+        taken_bytes, held_bytes = charged(perf_script, path, monkeypatch)
+        assert taken_bytes < held_bytes
 
     def test_lines_that_are_something_else_are_counted(self, tmp_path):
         path = tmp_path / "perf.txt"
@@ -120,6 +141,12 @@ def profiles() -> profiles_pb2.ProfilesData:
     return data
 
 
+class _NoSizes:
+    def decoded_bytes(self, raw: bytes, most_bytes: int) -> int:
+        tracemalloc.reset_peak()  # of the space that the file was read into
+        return 0
+
+
 class TestOtlpProfiles:
     @pytest.mark.parametrize("form", ["protobuf", "json"])
     def test_samples(self, tmp_path, form):
@@ -147,6 +174,29 @@ class TestOtlpProfiles:
                 otlp_profiles.read(path)
             except CaptureError as error:
                 assert error.remedy
+
+    @pytest.mark.parametrize("what", ["threads", "stacks", "locations"])
+    def test_all_that_is_kept_is_accounted_for(self, tmp_path, monkeypatch, what):
+        data = profiles()
+        profile = data.resource_profiles[0].scope_profiles[0].profiles[0]
+        samples = [profile.samples.add(values=[5]) for _ in range(5_000)]
+        for number, sample in enumerate(samples):
+            if what == "threads":
+                attribute = data.dictionary.attribute_table.add(key_strindex=5)
+                attribute.value.int_value = 1_000 + number
+                sample.attribute_indices.append(number + 1)
+            elif what == "stacks":
+                sample.stack_index = 1_000 + number
+        if what == "locations":
+            stack = data.dictionary.stack_table.add()
+            stack.location_indices.extend(range(1_000, 20_000))
+            samples[0].stack_index = 2
+        path = tmp_path / "p"
+        path.write_bytes(data.SerializeToString())
+        # What the message takes once it is decoded is not of Python's memory.
+        monkeypatch.setattr(protobuf_size, "sizes_of", lambda _: _NoSizes())
+        taken_bytes, held_bytes = charged(otlp_profiles, path, monkeypatch)
+        assert taken_bytes < held_bytes
 
     @pytest.mark.parametrize("unit", [b"\x12\0", b"{},"])
     def test_nothing_but_empty_messages_is_within_the_limit(self, tmp_path, monkeypatch, unit):

@@ -29,7 +29,6 @@ from sonde.model.timeline import (
     DeviceKind,
     Events,
     HostKind,
-    Interner,
     Memory,
     StateKind,
     StreamWaits,
@@ -38,16 +37,28 @@ from sonde.model.timeline import (
     events,
 )
 from sonde.readers.calls import call_kind
+from sonde.readers.charged_interner import ChargedInterner
 from sonde.readers.event_columns import EventColumns
 from sonde.readers.text import opened
 
 _MAGIC: Final = b"SQLite format 3\x00"
 _ROW_BYTES: Final = 256
 """Memory of a row, from reading to the verdict."""
+_EVENT_BYTES: Final = 400
+"""Memory of an event of CUDA's beside its first record."""
+_COLUMN_BYTES: Final = 100
+"""Memory of a column of a table beside its name."""
 _AT_ONCE: Final = 4_096
 """Memory is accounted for once for this many rows."""
 _LONGEST_VALUE_BYTES: Final = 256 << 10
 """Of one value in the database; SQLite refuses to read longer ones."""
+_LONGEST_SQL_BYTES: Final = 16 << 10
+"""Of the SQL of one table; the longest in real exports has a third of that."""
+_STEPS_OF_SCHEMA: Final = 8_192
+"""Steps that reading the schema may take: seven for each of its tables and indices. Real exports
+have up to two hundred."""
+_BYTES_OF_SQL: Final = 40
+"""Memory of the schema for each byte of its SQL: an expression takes 72 for two characters."""
 _STEPS_AT_ONCE: Final = 10_000
 """Steps of SQLite's virtual machine between two calls of `_Steps.on_progress`."""
 _LEAST_STEPS: Final = 5_000_000
@@ -115,11 +126,15 @@ def read(path: Path) -> Timeline:
             database = sqlite3.connect(uri, uri=True)
             try:
                 database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+                # SQLite keeps what it makes of each table's SQL, and reads all of it at once.
+                database.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, _LONGEST_SQL_BYTES)
+                database.set_progress_handler(lambda: 1, _STEPS_OF_SCHEMA)
+                database.execute("PRAGMA trusted_schema=OFF")
+                database.execute("PRAGMA cell_size_check=ON")
+                database.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
                 # Else a few pages that name one another are read for ever, and Ctrl-C waits.
                 steps = _Steps(os.fstat(file.fileno()))
                 database.set_progress_handler(steps.on_progress, _STEPS_AT_ONCE)
-                database.execute("PRAGMA trusted_schema=OFF")
-                database.execute("PRAGMA cell_size_check=ON")
                 return _Reader(database, budget).timeline()
             finally:
                 database.close()
@@ -152,7 +167,7 @@ class _Reader:
         self._database = database
         self._budget = budget
         self._columns = self._plain_tables()
-        self._naming = Interner()
+        self._naming = ChargedInterner(budget)
         self._names: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self.lost = 0
@@ -161,11 +176,13 @@ class _Reader:
         """Columns of each table that is neither virtual nor computed."""
         found = {}
         rows = self._database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
-        for name, sql in rows.fetchmany(4_096):
+        for name, sql in rows.fetchmany(_STEPS_OF_SCHEMA):
             text = str(sql or "").upper()
+            self._budget.hold(_BYTES_OF_SQL * len(text))
             if re.fullmatch(r"\w+", str(name)) and not re.search(r"VIRTUAL|GENERATED|\bAS\b", text):
                 columns = self._database.execute(f"PRAGMA table_info({name})").fetchall()
-                found[str(name)] = frozenset(str(column[1]) for column in columns)
+                mine = found[str(name)] = frozenset(str(column[1]) for column in columns)
+                self._budget.hold(_ROW_BYTES + sum(_COLUMN_BYTES + text_bytes(it) for it in mine))
         return found
 
     def timeline(self) -> Timeline:
@@ -294,7 +311,8 @@ class _Reader:
     def _copies(self, into: EventColumns) -> None:
         kinds: dict[object, Memory] = {}
         for row in self._rows("ENUM_CUDA_MEM_KIND", "id label"):
-            kinds[row["id"]] = _MEMORY.get(str(row["label"]).lower(), Memory.UNKNOWN)
+            if isinstance(row["id"], int):
+                kinds[row["id"]] = _MEMORY.get(str(row["label"]).lower(), Memory.UNKNOWN)
 
         def add(row: dict[str, object], start: int, end: int) -> None:
             direction = _DIRECTIONS.get(_number(row["copyKind"]), CopyDirection.UNKNOWN)
@@ -380,16 +398,19 @@ class _Reader:
         ):
             try:
                 at = self._correlation(row, "globalPid"), self._stream(row)
+                event = row.get("globalPid", 0), _number(row["eventId"])
             except (TypeError, ValueError):
                 self.lost += 1
                 continue
-            records.setdefault((row.get("globalPid"), row["eventId"]), []).append(at)
+            if event not in records:
+                self._budget.hold(_EVENT_BYTES)
+            records.setdefault(event, []).append(at)
         found: list[tuple[int, int, int, int]] = []
         for mine in records.values():
             mine.sort()
         needed = "deviceId streamId correlationId eventId syncType"
         for row in self._rows("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", needed, "globalPid"):
-            known = records.get((row.get("globalPid"), row["eventId"]), [])
+            known = records.get((row.get("globalPid", 0), row["eventId"]), [])
             if row["syncType"] != _STREAM_WAIT_EVENT or not known:
                 continue
             try:
@@ -411,7 +432,8 @@ class _Reader:
         for row in self._rows("TARGET_INFO_GPU", "id name", "smCount"):
             number, count = row["id"], row.get("smCount")
             if isinstance(number, int) and 0 <= number <= _MAX_DEVICE:
-                names[number] = _shown(str(row["name"]))
+                name = names[number] = _shown(str(row["name"]))
+                self._budget.hold(text_bytes(name))
                 if isinstance(count, int) and 0 < count <= _MAX_DEVICE:
                     processors[number] = count
         return names, processors

@@ -17,7 +17,8 @@ import numpy as np
 
 from sonde.errors import MissingDependency, NotACapture
 from sonde.limits import MAX_NAME_CHARS, Budget, shortened, text_bytes
-from sonde.model.timeline import Interner, Samples, Timeline
+from sonde.model.timeline import Samples, Timeline
+from sonde.readers.charged_interner import ChargedInterner
 from sonde.readers.text import opened
 
 SCHEMA = "opentelemetry-proto 1.45, profiles/v1development"
@@ -27,6 +28,8 @@ _JSON_BYTES = 72
 _TEXT_BYTES = 200
 _SAMPLE_BYTES = 240
 """Memory of a text and a sample, from reading to the verdict."""
+_KNOWN_BYTES = 200
+"""Memory of the name that is known of a stack, or of a location."""
 _MAX_NS = 10**15
 """Largest weight of one sample: eleven days."""
 # Names of sample types that are on-CPU samples.
@@ -98,7 +101,7 @@ class _Reader:
     def __init__(self, dictionary: Any, budget: Budget) -> None:
         self._dictionary = dictionary
         self._strings: Sequence[str] = dictionary.string_table
-        self.interner = Interner()
+        self.interner = ChargedInterner(budget)
         self.time: list[int] = []
         self._track: list[int] = []
         self._weight: list[int] = []
@@ -179,6 +182,7 @@ class _Reader:
         known = self._function_of.get(stack_index)
         if known is not None:
             return known
+        self._budget.hold(_KNOWN_BYTES)
         found = ""
         tables = self._dictionary
         if 0 <= stack_index < len(tables.stack_table):
@@ -194,6 +198,7 @@ class _Reader:
         known = self._location_of.get(at)
         if known is not None:
             return known
+        self._budget.hold(_KNOWN_BYTES)
         tables = self._dictionary
         found = ""
         if 0 <= at < len(tables.location_table):

@@ -12,20 +12,23 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from sonde.errors import NotACapture
-from sonde.limits import Budget, text_bytes
+from sonde.limits import Budget
 from sonde.model.timeline import (
-    Interner,
     Samples,
     StateKind,
     Timeline,
     events,
     no_events,
 )
+from sonde.readers.charged_interner import ChargedInterner
 from sonde.readers.text import opened_text
+
+_Known = TypeVar("_Known")
 
 _HEAD = re.compile(
     # The command is up to 15 arbitrary bytes, which may look like other fields: match the longest.
@@ -50,8 +53,11 @@ _LONGEST_LINE = 16 << 10
 _LAST_S = (1 << 62) // 1_000_000_000
 _LONGEST_PERIOD_NS = 10**15
 _SAMPLE_BYTES = 400
-_NAME_BYTES = 200
-"""Memory of a sample and a name, from reading to the verdict."""
+"""Memory of a sample, from reading to the verdict."""
+_STATE_BYTES = 320
+"""Memory of a state, from reading to the verdict."""
+_KNOWN_BYTES = 250
+"""Memory of what is known of one thread, or of one CPU."""
 _FRAMES = 4_096
 """Frames of a sample that are looked at, the innermost ones."""
 _CLOCKS = ("cpu-clock", "task-clock")
@@ -74,7 +80,7 @@ class _Reader:
 
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
-        self.interner = Interner()
+        self.interner = ChargedInterner(budget)
         self.time: list[int] = []
         self.track: list[int] = []
         self.weight: list[int] = []
@@ -123,14 +129,14 @@ class _Reader:
         tid = int(head["tid"] or head["pid"])
         pid = int(head["pid"])
         if head["tid"]:
-            self.pid_of[tid] = pid
+            self._set(self.pid_of, tid, pid)
         event = head["event"].rstrip(":")
         if "sched_switch" in event:
             self._switch(time_ns, head["rest"] or "")
             return
         if "sched_wak" in event:
             if match := _WAKE.search(head["rest"] or ""):
-                self.woken[int(match["pid"])] = time_ns
+                self._set(self.woken, int(match["pid"]), time_ns)
             return
         comm = head["comm"].rstrip()
         track = self.interner.thread(self.pid_of.get(tid, pid), tid, comm, comm)
@@ -139,17 +145,19 @@ class _Reader:
         self.track.append(track)
         self.weight.append(int(head["period"]) if clock and head["period"] else 0)
         self.clocks.append(bool(clock and head["period"]))
-        self.name.append(self._name(""))
+        self.name.append(self.interner.name(""))
         self.fault.append(False)
-        self.cpu_times[head["cpu"] or ""].append(time_ns)
+        cpu = head["cpu"] or ""
+        if cpu not in self.cpu_times:
+            self.budget.hold(_KNOWN_BYTES)
+        self.cpu_times[cpu].append(time_ns)
         self._stack = _Stack()
 
-    def _name(self, text: str) -> int:
-        before = len(self.interner.names)
-        number = self.interner.name(text)
-        if len(self.interner.names) > before:
-            self.budget.hold(_NAME_BYTES + text_bytes(text))
-        return number
+    def _set(self, known: dict[int, _Known], tid: int, value: _Known) -> None:
+        """Keep something of a thread."""
+        if tid not in known:
+            self.budget.hold(_KNOWN_BYTES)
+        known[tid] = value
 
     def _switch(self, time_ns: int, rest: str) -> None:
         match = _SWITCH.search(rest)
@@ -158,7 +166,7 @@ class _Reader:
             return
         prev, nxt = int(match["prev"]), int(match["next"])
         if prev:
-            self.off[prev] = (time_ns, match["state"].startswith("R"))
+            self._set(self.off, prev, (time_ns, match["state"].startswith("R")))
         began = self.off.pop(nxt, None)
         if began is None or not nxt:
             return
@@ -167,16 +175,20 @@ class _Reader:
         if not since <= wake <= time_ns:
             wake = time_ns  # no wake-up recorded: all of it counts as blocked
         if wake > since:
-            self.states.append((since, wake, StateKind.BLOCKED, nxt))
+            self._state(since, wake, StateKind.BLOCKED, nxt)
         if time_ns > wake:
-            self.states.append((wake, time_ns, StateKind.RUNQUEUE, nxt))
+            self._state(wake, time_ns, StateKind.RUNQUEUE, nxt)
+
+    def _state(self, begin_ns: int, end_ns: int, kind: StateKind, tid: int) -> None:
+        self.budget.hold(_STATE_BYTES)
+        self.states.append((begin_ns, end_ns, kind, tid))
 
     def end_stack(self) -> None:
         """Names the sample after its innermost named user-space frame, else its innermost frame."""
         stack, self._stack = self._stack, None
         if stack is None or not stack.depth or not self.name:
             return
-        self.name[-1] = self._name(stack.user or stack.first)
+        self.name[-1] = self.interner.name(stack.user or stack.first)
         self.fault[-1] = stack.is_fault
 
 
