@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors", "limits", "ownership", "query", "_native"},
     "server": {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
-        *("limits", "model", "notify", "ownership", "protobuf_size", "query", "recording", "store"),
+        *("limits", "model", "notify", "ownership", "procfs", "protobuf_size", "query"),
+        *("recording", "store"),
     },
     "mcp": {"errors", "server"},
     "readers": {"apis", "errors", "input_files", "limits", "model", "protobuf_size"},

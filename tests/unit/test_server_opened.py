@@ -16,6 +16,7 @@ import pytest
 from test_web_questions import unpacked
 
 from captures import scene
+from sonde import procfs
 from sonde.limits import VARIABLE
 from sonde.server import open_recording, opened
 from sonde.server.opened import Opener
@@ -73,6 +74,21 @@ def test_a_child_that_goes_on_is_killed(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(opened, "READ_S", 0.01)
     with pytest.raises(RefusedRequestError, match="limits"):
         given(tmp_path, scene().bytes())
+
+
+def test_the_child_takes_a_part_of_the_container_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kubelet ends all of a container that has reached its limit, not the child alone."""
+    (tmp_path / "memory.max").write_text(f"{200 << 20}\n")
+    (tmp_path / "memory.current").write_text("0\n")
+    limit = procfs.memory_limit(os.getpid(), {"v2": str(tmp_path)})
+    assert limit == 200 << 20
+    monkeypatch.setattr(procfs, "memory_limit", lambda pid: limit)
+    with pytest.raises(RefusedRequestError, match="memory|limits|cannot be read"):
+        given(tmp_path, scene().bytes())
+    limit = 1 << 30
+    assert given(tmp_path, scene().bytes())["flames"]
 
 
 def test_large_files_are_refused_before_they_are_read(

@@ -91,10 +91,21 @@ def memory_left(pid: int, mounts: Mapping[str, str] | None = None) -> MemoryLeft
     """How much memory the control groups of a process leave it, by the one that leaves least; None
     where none has a limit that can be read. The page cache counts as used, as it does in the
     kernel, which takes time to free it. Raises nothing."""
+    return min(_limited(pid, mounts), default=None)
+
+
+def memory_limit(pid: int, mounts: Mapping[str, str] | None = None) -> int:
+    """The smallest limit of memory of a process's control groups; 0 where none has one that can be
+    read. Raises nothing."""
+    return min((it.limit for it in _limited(pid, mounts)), default=0)
+
+
+def _limited(pid: int, mounts: Mapping[str, str] | None) -> list[MemoryLeft]:
+    """The control groups of a process that have a limit of memory."""
     try:
         mounts = mounts_by_controller() if mounts is None else mounts
     except OSError:
-        return None
+        return []
     mounts = {name: point for name, point in mounts.items() if name in _MEMORY}
     found = []
     # The roots, too: seen from a container, they are the container's groups.
@@ -102,7 +113,7 @@ def memory_left(pid: int, mounts: Mapping[str, str] | None = None) -> MemoryLeft
         usage, limit = memory_of(folder)
         if limit:
             found.append(MemoryLeft(max(0, limit - usage), limit, folder))
-    return min(found, default=None)
+    return found
 
 
 def number_in(path: str) -> int:

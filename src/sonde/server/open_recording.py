@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GOOD, BAD = b"+", b"-"
 """The first byte of the answer."""
+ADDRESS_BYTES = 6 << 30
+"""Address space, of which DuckDB reserves some without using it."""
 _MAX_STACKS = 200_000
 """Stacks of one kind that are sent, those with most time or bytes (or events, of a kind that has
 only these); `total` sums up the others, too."""
@@ -37,7 +39,9 @@ def main() -> None:
     descriptor, memory_bytes, cpu_s = map(int, sys.argv[1:4])
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte of it at once.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     # What may be read; the rest of the memory is for what is made of it: tables, timeline, answer.
     os.environ[VARIABLE] = str(memory_bytes // 4)

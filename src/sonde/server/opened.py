@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import tempfile
 import threading
@@ -13,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from sonde import interpreter
+from sonde import interpreter, procfs
 from sonde.export.packed import MEDIA_TYPE
 from sonde.server.answers import Answer
 from sonde.server.open_recording import BAD, GOOD
@@ -25,7 +26,10 @@ MAX_BYTES = 256 << 20
 ANSWER_BYTES = 256 << 20
 """Of the child's answer."""
 MEMORY_BYTES = 6 << 30
-"""Address space of the child: Arrow and DuckDB reserve some without using it."""
+"""Memory of the child, at most."""
+CONTAINERS_PART = 2
+"""It may have one part in so many of what the container may have. A kubelet has the kernel end all
+of a container at once where it has reached its limit: that the child goes first does not help."""
 BODY_S = 120.0
 """For the whole file to arrive."""
 BEGIN_S, LEAST_BYTES_A_SECOND = 10.0, 64 << 10
@@ -86,6 +90,12 @@ class Opener:
         file.flush()
 
 
+def memory_bytes() -> int:
+    """How much memory the child may take."""
+    limit = procfs.memory_limit(os.getpid())
+    return min(MEMORY_BYTES, limit // CONTAINERS_PART) if limit else MEMORY_BYTES
+
+
 def _too_large() -> RefusedRequestError:
     return RefusedRequestError(413, f"the file has more than {MAX_BYTES >> 20} MiB", _REMEDY)
 
@@ -93,7 +103,7 @@ def _too_large() -> RefusedRequestError:
 def _read(descriptor: int) -> bytes:
     """The child's answer; b'' where it died or was killed. Raises OSError."""
     argv = interpreter.command(
-        "sonde.server.open_recording", str(descriptor), str(MEMORY_BYTES), str(round(READ_S))
+        "sonde.server.open_recording", str(descriptor), str(memory_bytes()), str(round(READ_S))
     )
     child = interpreter.start(
         argv, stdin=subprocess.DEVNULL, pass_fds=[descriptor], ends_first=True
