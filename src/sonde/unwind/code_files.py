@@ -34,6 +34,10 @@ from sonde.unwind.table_cache import TableCache, key_of
 MAX_FILES: Final = 2048
 """Files of one process that are looked up. Code of others is walked by frame pointers, and counted.
 PyTorch comes with 135."""
+MAX_IDLE: Final = 2 * MAX_FILES
+"""Files without a table that no loaded process maps, of which it is remembered what is known; the
+one that was looked up least recently is forgotten first. A process that is being loaded has its
+files among them."""
 MAX_BEGUN: Final = 64
 """Processes of which it is remembered how far their files have been looked up."""
 ORDER_S: Final = 0.25
@@ -127,8 +131,12 @@ class CodeFiles:
         self._make_room = make_room
         self._files: dict[int, CodeFile] = {}
         """By `resolve.binary.Binary.index`."""
+        self._idle: dict[int, None] = {}
+        """Indices of those without users and table, the least recently looked up first."""
         self._waiting: dict[str, set[int]] = {}
-        """Pids that wait for a table, by the key of its file."""
+        """Pids that wait for a table that is requested, by the key of its file."""
+        self._crowded: set[int] = set()
+        """Pids of those with a file whose table could not be requested, as too many were."""
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         """By pid."""
         self._ordered_s = 0.0
@@ -176,6 +184,7 @@ class CodeFiles:
     def forget(self, pid: int) -> None:
         """A process is no longer of interest."""
         self._begun.pop(pid, None)
+        self._crowded.discard(pid)
 
     def of(self, mapping: Mapping) -> tuple[CodeFile | None, int]:
         """(file, its index) of a mapping that was looked up; (None, its index or 0) of another."""
@@ -186,20 +195,32 @@ class CodeFiles:
         """A process is loaded with these files."""
         for index in indices:
             self._files[index].users.add(pid)
+            self._idle.pop(index, None)
 
     def drop_user(self, pid: int, indices: Iterable[int]) -> None:
         """It does not map these any more."""
         for index in indices:
-            self._files[index].users.discard(pid)
+            file = self._files[index]
+            file.users.discard(pid)
+            if not file.users and not file.table:
+                self._idle[index] = None
+        self._drop_idle()
 
     def wait_for(self, file: CodeFile, pid: int) -> None:
         """Load a process again when the table of a file is built, if that is still to come."""
-        if not file.is_final and not file.lacks_room:
+        if file.is_final or file.lacks_room:
+            return
+        if self._cache.awaits(file.key):
             self._waiting.setdefault(file.key, set()).add(pid)
+        else:
+            self._crowded.add(pid)
 
     def finished(self) -> set[int]:
-        """Pids of those for which a table was built, or failed, since the last call."""
+        """Pids of those for which a table was built, or failed, since the last call, and of those
+        that can request one now."""
         ready: set[int] = set()
+        if self._crowded and self._cache.has_room:
+            ready, self._crowded = self._crowded, ready
         for key in self._cache.poll():
             ready |= self._waiting.pop(key, set())
         return ready
@@ -247,7 +268,9 @@ class CodeFiles:
 
     def _look_up(self, process: TrackedProcess, mapping: Mapping) -> None:
         """Find the file of a mapping, and load its table if it is built. Raises NoRoomError."""
-        known, _ = self.of(mapping)
+        known, index = self.of(mapping)
+        if index in self._idle:
+            self._idle[index] = self._idle.pop(index)  # now the most recently looked up
         if known is not None and (known.is_final or self._cache.awaits(known.key)):
             return
         binary = self._resolver.file_of(process, mapping)
@@ -258,8 +281,17 @@ class CodeFiles:
             found = self._files[binary.index] = CodeFile(
                 key_of_file(binary), segments=executable_segments(binary.fd)
             )
+            self._idle[binary.index] = None
+            self._drop_idle()
         if not found.is_final:
             self._load_table(found, binary, process.party)
+            if found.table:
+                self._idle.pop(binary.index, None)
+
+    def _drop_idle(self) -> None:
+        while len(self._idle) > MAX_IDLE:
+            index = next(iter(self._idle))
+            del self._idle[index], self._files[index]
 
     def _load_table(self, file: CodeFile, binary: Binary, party: int) -> None:
         """Load the table of a file, or request it for a party. Raises NoRoomError."""

@@ -33,7 +33,7 @@ from sonde.unwind.table_room import ENDING, TableRoom
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
-"""Requests that wait; a further one is dropped, and made again at the next look at the file."""
+"""Requests that wait; a further one is dropped, and made again once half of these are answered."""
 MAX_SENT: Final = 8
 """Unanswered requests. They are answered in order: a crash is the fault of the first."""
 DEADLINE_S: Final = 60.0
@@ -190,6 +190,11 @@ class TableCache:
     def has_queue(self) -> bool:
         """Whether requests wait that the subprocess does not have yet."""
         return bool(self._queue)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the table of many a file can be requested."""
+        return len(self._queue) <= MAX_QUEUED // 2
 
     def order(self, weights: Mapping[str, float]) -> None:
         """Have files with the greatest weights built first; of equal ones the first asked for."""

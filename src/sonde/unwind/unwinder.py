@@ -433,9 +433,9 @@ class Unwinder:
             self._evict(pid, loaded.files)
             return False
         before = self._loaded.get(pid)
+        self._files.used(pid, loaded.files)
         if before is not None:
             self._files.drop_user(pid, before.files - loaded.files)
-        self._files.used(pid, loaded.files)
         self._loaded[pid] = loaded
         self._jvms.settle(pid)
         if loaded.python is not None:
