@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sonde import procfs
 from sonde.resolve import build_id_links
 from sonde.resolve.binaries import Binaries
 from sonde.resolve.binary import Binary
@@ -74,14 +75,81 @@ def test_of_two_users_files_that_claim_one_build_id_neither_is_believed(links, f
     assert links.find(BUILD_ID) is None
 
 
-def test_a_copy_of_somebodys_program_takes_nothing_from_him(links, file_of, tmp_path):
+def _copy(of, path, owner, end=b""):
+    path.write_bytes(of.read_bytes() + end)
+    os.chown(path, owner, owner)
+    return path
+
+
+def test_of_alike_files_of_two_users_neither_is_believed(links, file_of, tmp_path):
+    """Either may be changed once they were compared: through a mapping not even its ctime is."""
     first = file_of(65533, "first")
-    copy = tmp_path / "copy.so"
-    copy.write_bytes(first.read_bytes())
-    os.chown(copy, 65534, 65534)
+    copy = _copy(first, tmp_path / "copy.so", 65534)
     for path in (first, copy, first):
         record(links, path)
-        assert links.find(BUILD_ID) == first
+    assert links.find(BUILD_ID) is None
+
+
+def test_each_of_two_users_has_the_lines_of_theirs(links, file_of, tmp_path, monkeypatch):
+    first = file_of(65533, "first")
+    copy = _copy(first, tmp_path / "copy.so", 65534)
+    for path in (first, copy):
+        record(links, path)
+    for path, user in ((first, 65533), (copy, 65534)):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        assert links.find(BUILD_ID) == path
+
+
+def test_a_users_file_that_was_changed_or_replaced_is_not_believed(links, file_of, tmp_path):
+    path = file_of(65534, "program")
+    record(links, path)
+    assert links.find(BUILD_ID) == path
+    with path.open("ab") as file:
+        file.write(b"forged")
+    assert links.find(BUILD_ID) is None
+    record(links, path)
+    assert links.find(BUILD_ID) == path
+    _copy(path, tmp_path / "other", 65534).replace(path)
+    assert links.find(BUILD_ID) is None
+
+
+def test_a_link_to_roots_file_does_not_become_one_to_a_users(links, file_of, tmp_path):
+    path = file_of(0, "program")
+    record(links, path)
+    _copy(path, tmp_path / "other", 65534).replace(path)
+    assert links.find(BUILD_ID) is None
+
+
+def test_a_path_that_leads_elsewhere_for_a_while_takes_nothing_from_anybody(
+    links, file_of, tmp_path
+):
+    """Its folder is another one while the other user's program is recorded."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    honest = file_of(65533, "honest")
+    hostile = _copy(honest, folder / "prog", 65534, b"forged")
+    record(links, hostile)
+    folder.rename(tmp_path / "hidden")
+    folder.mkdir()
+    hostile.symlink_to("/bin/cat")
+    record(links, honest)
+    hostile.unlink()
+    folder.rmdir()
+    (tmp_path / "hidden").rename(folder)
+    assert links.find(BUILD_ID) == honest
+    record(links, hostile)
+    assert links.find(BUILD_ID) is None
+
+
+def test_a_user_without_links_left_cannot_keep_one_that_is_disputed(
+    links, file_of, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(build_id_links, "LINKS_A_SECOND", 0)
+    links = BuildIdLinks(tmp_path / "links")
+    record(links, file_of(65534, "hostile"))
+    links._allowance.take(procfs.party_of_user(65534), build_id_links.LINKS_AT_ONCE)
+    record(links, file_of(65533, "honest"))
+    assert links.find(BUILD_ID) is None
 
 
 @pytest.mark.parametrize("gone", ["first", "second"])
