@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import CaptureError, CaptureTooLarge
-from sonde.query import stored, stored_charts, stored_session, stored_views
+from sonde.query import stored, stored_charts, stored_session, stored_traces, stored_views
 from sonde.query.bounded import bounded
 from sonde.query.selection import Selection
 from sonde.query.stored_session import QueryTimedOutError, StoredSession
@@ -139,4 +139,25 @@ def test_lanes_and_intervals_that_a_timeline_has_no_room_for_are_counted(
     monkeypatch.setattr(stored_views, "MAX_SPANS", 2)
     _, boxes = stored_views.timeline(session, when, 10, 9)
     assert (boxes.num_rows, session.rows_left_out) == (2, 4)
+    session.close()
+
+
+def test_traces_and_their_processes_that_have_no_room_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = {
+        "node": ["n"] * 8, "kind": ["cpu"] * 8, "pid": [1, 2, 3, 4, 5, 6, 7, 7], "name": [""] * 8,
+        "start_ns": [1] * 8, "trace_id": ["a", "a", "a", "a", "a", "b", "c", "d"],
+        "time_ns": [10] * 8, "weight_count": [1] * 8, "weight_ns": [1.0] * 8,
+    }  # fmt: skip
+    path = tmp_path / "traced.parquet"
+    pq.write_table(pa.table(rows), path)  # type: ignore[no-untyped-call]
+    session = StoredSession(tmp_path, {"traced": [path]})
+    for module in (stored_views, stored_traces):
+        monkeypatch.setattr(module, "MAX_ROWS", 3)
+    assert stored_views.processes(session, Selection(0, 99, trace="a"), 50).num_rows == 3
+    assert session.rows_left_out == 2
+    session.rows_left_out = 0
+    assert stored_traces.traces(session, Selection(0, 99), 50).num_rows == 3
+    assert session.rows_left_out == 1
     session.close()

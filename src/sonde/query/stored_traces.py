@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from sonde.query.bounded import bounded
 from sonde.query.selection import Selection, StoreTables
 from sonde.query.stored import MAX_ROWS
 
@@ -15,7 +16,8 @@ def traces(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Ta
     blocked_ns, runqueue_ns. Threads that worked at the same time add up."""
     clause, parameters = selection.sql(kind=False)
     where = clause + (" AND trace_id = ?" if selection.trace else "")
-    return session.arrow(
+    return bounded(
+        session,
         "WITH part AS ("
         " SELECT trace_id, node, pid, start_ns, min(time_ns) AS first_ns, max(time_ns) AS last_ns,"
         " sum(weight_count) AS n, sum(weight_ns) AS ns,"
@@ -26,7 +28,8 @@ def traces(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Ta
         "SELECT trace_id, count(DISTINCT node) AS nodes, count(*) AS processes,"
         " min(first_ns) AS first_ns, max(last_ns) AS last_ns, sum(n) AS n,"
         " sum(cpu_ns) AS cpu_ns, sum(blocked_ns) AS blocked_ns, sum(runqueue_ns) AS runqueue_ns"
-        " FROM part GROUP BY trace_id ORDER BY sum(ns) DESC, trace_id"
-        f" LIMIT {min(int(limit), MAX_ROWS)}",
+        " FROM part GROUP BY trace_id ORDER BY sum(ns) DESC, trace_id",
         [*parameters, *([selection.trace] if selection.trace else [])],
+        MAX_ROWS,
+        limit,
     )

@@ -218,7 +218,7 @@ def processes(session: StoreTables, selection: Selection, limit: int = 50) -> pa
         parameters,
     )
     if limit > MAX_ROWS and found.num_rows >= MAX_ROWS:
-        each = f"SELECT DISTINCT node, pid, start_ns FROM {SUMS_VIEW} {clause}"
+        each = f"SELECT DISTINCT node, pid, start_ns FROM {selection.sums} {clause}"
         count_beyond(session, each, parameters, MAX_ROWS, limit)
     return found
 
