@@ -85,7 +85,7 @@ def test_the_child_takes_a_part_of_the_container_at_most(
     limit = procfs.memory_limit(os.getpid(), {"v2": str(tmp_path)})
     assert limit == 200 << 20
     monkeypatch.setattr(procfs, "memory_limit", lambda pid: limit)
-    with pytest.raises(RefusedRequestError, match="memory|limits|cannot be read"):
+    with pytest.raises(RefusedRequestError, match=r"memory|limits|cannot be read"):
         given(tmp_path, scene().bytes())
     limit = 1 << 30
     assert given(tmp_path, scene().bytes())["flames"]

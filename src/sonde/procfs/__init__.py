@@ -44,12 +44,11 @@ from sonde.procfs.files import (
     read_link,
     sockets_of,
 )
+from sonde.procfs.group_mounts import GroupMount, group_mounts
 from sonde.procfs.group_parties import (
     MACHINE,
-    GroupMount,
     GroupParties,
     GroupParty,
-    group_mounts,
     party_of_group,
 )
 from sonde.procfs.held import HeldFile

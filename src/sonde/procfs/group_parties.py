@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sonde.procfs.cgroup_paths import place_of
-from sonde.procfs.files import read_lines
+from sonde.procfs.group_mounts import group_mounts
 from sonde.procfs.names import raw_name
 from sonde.procfs.parties import name_of, party_of_user
 
@@ -38,29 +38,6 @@ class GroupParty(NamedTuple):
     name: str
     has_all_below: bool
     """Groups below it are of the same party."""
-
-
-class GroupMount(NamedTuple):
-    """The root of a hierarchy."""
-
-    point: str
-    controllers: frozenset[str]
-    """"v2" for the hierarchy of version 2."""
-
-
-def group_mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[GroupMount]:
-    """Where whole hierarchies of control groups are mounted. Raises OSError."""
-    for line in read_lines(mountinfo):
-        # proc_pid_mountinfo(5): id parent dev root point options … - type source options
-        before, _, after = line.partition(" - ")
-        words, kinds = before.split(" "), after.split(" ")
-        if len(words) < 5 or len(kinds) < 3 or words[3] != "/":
-            continue
-        point = words[4].replace("\\040", " ")
-        if kinds[0] == "cgroup2":
-            yield GroupMount(point, frozenset({"v2"}))
-        elif kinds[0] == "cgroup":
-            yield GroupMount(point, frozenset(kinds[2].split(",")))
 
 
 def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:

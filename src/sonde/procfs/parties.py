@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde.procfs.cgroup_paths import place_of
+from sonde.procfs.group_numbers import FIRST, GroupNumbers
 from sonde.procfs.ids import Ids, ids_of
 from sonde.procfs.names import text
 
@@ -52,10 +53,6 @@ _IDS: Final = 1 << 32
 _MAX_CLIMB: Final = 64
 """Ancestors of a process that are followed."""
 _MAX_CGROUP_BYTES: Final = 1 << 16
-_MAX_GROUPS: Final = 4096
-"""Control groups that get a number (rule 4); processes of further ones are UNKNOWN_PARTY."""
-_FIRST_GROUP: Final = -(1 << 32)
-"""Parties of rule 4 count down from here: no pid is so large."""
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 """uid_map of the machine's own user namespace."""
 _HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
@@ -94,8 +91,8 @@ def name_of(party: int) -> str:
         return "nobody"
     if party == UNKNOWN_PARTY:
         return "processes of which it is not known whose they are"
-    if party <= _FIRST_GROUP:
-        return f"containers of {_groups.name_of(party)}"
+    if party <= FIRST:
+        return f"containers of {_groups.name_of(party) or 'a control group that is gone'}"
     return f"user {party}" if party >= 0 else f"the container of process {-party}"
 
 
@@ -131,7 +128,8 @@ def _group_of(pid: int) -> int:
         place = place_of(text(raw))
         border = f"user {place.user}" if place.user else place.border
         if border.strip("/"):
-            return _groups.of(border)
+            number = _groups.of(border)
+            return UNKNOWN_PARTY if number is None else number
     return UNKNOWN_PARTY
 
 
@@ -139,23 +137,6 @@ def _read_groups(pid: int) -> bytes:
     with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123
         return file.read(_MAX_CGROUP_BYTES)
     return b""
-
-
-class _Groups:
-    """Numbers for control groups."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def of(self, path: str) -> int:
-        """The number of a path, the same each time."""
-        if path not in self._numbers and len(self._numbers) >= _MAX_GROUPS:
-            return UNKNOWN_PARTY
-        return self._numbers.setdefault(path, _FIRST_GROUP - len(self._numbers))
-
-    def name_of(self, number: int) -> str:
-        """The path of a number."""
-        return next((path for path, it in self._numbers.items() if it == number), "")
 
 
 def _container_of(pid: int, seen: Ids) -> int:
@@ -245,4 +226,4 @@ def _ranges(root: Path | None) -> list[tuple[int, int, int]]:
 
 
 _holders: Final = _Holders()
-_groups: Final = _Groups()
+_groups: Final = GroupNumbers()

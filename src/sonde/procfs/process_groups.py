@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from sonde.procfs.files import read_file
-from sonde.procfs.group_parties import group_mounts
+from sonde.procfs.group_mounts import group_mounts
 
 MAX_LEVELS: Final = 16
 """Groups of one process in one hierarchy that are looked at. A user may nest them as deeply as a

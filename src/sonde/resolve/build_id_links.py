@@ -107,9 +107,9 @@ class BuildIdLinks:
         before = _Claim.parsed(known)
         if before == claim:
             return
-        if claim.owner == 0 or before.path == claim.path or not before.is_there(pid):
-            self._make(build_id, claim.target, claim.owner)
-        elif claim.owner == before.owner != _ANYBODY:
+        is_same_user = claim.owner == before.owner != _ANYBODY
+        is_gone = before.path == claim.path or not before.is_there(pid)
+        if claim.owner == 0 or is_same_user or is_gone:
             self._make(build_id, claim.target, claim.owner)
         elif before.owner != 0:
             self._make(build_id + _SECOND, claim.target, claim.owner)
