@@ -8,12 +8,13 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from sonde.attach import kill_switch
-from sonde.attach.glibc import Mapped
+from sonde.attach import kill_switch, sockets
+from sonde.attach.glibc import Mapped, mappings_of
 from sonde.attach.threads import SAFE_CALLS, _stack, sleepers
 from sonde.errors import TargetRefused
 
@@ -118,11 +119,57 @@ def test_the_newest_thread_comes_first_and_the_main_one_last(made, monkeypatch):
         (call(43, 3), True),
         (call(0, 3), False),
         (call(0, 5), True),
+        (call(45, 5), True),
     ],
 )
-def test_whether_a_timeout_starts_over(made, line, starts_over):
+def test_whether_a_timeout_starts_over(made, monkeypatch, line, starts_over):
+    monkeypatch.setattr(sockets, "low_water_mark", lambda *_: 1)
     (one,) = made({7: (line, "")})
     assert one.starts_over is starts_over
+
+
+RECEIVES = """
+import os, socket, sys, threading
+here, there = socket.socketpair()
+here.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, int(sys.argv[1]))
+receive = {"recv": here.recv, "recvmsg": here.recvmsg, "read": lambda n: os.read(here.fileno(), n)}
+thread = threading.Thread(target=receive[sys.argv[2]], args=(100,))
+thread.start()
+print("ready", flush=True)
+sys.stdin.read()
+there.close()
+"""
+
+
+@pytest.mark.parametrize("call", ["recv", "recvmsg", "read"])
+@pytest.mark.parametrize("low_water_bytes", [1, 20])
+def test_a_thread_that_wants_more_than_has_come_is_left_alone(call, low_water_bytes):
+    """Interrupted, its call would return less than it waits for."""
+    command = [sys.executable, "-c", RECEIVES, str(low_water_bytes), call]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"ready\n"
+        found, until_s = [], time.monotonic() + 5
+        # The thread's stack; that it sleeps takes a moment.
+        while not found and time.monotonic() < until_s:
+            mappings = mappings_of(child.pid)
+            found = [one for one in sleepers(child.pid, mappings) if not one.is_main]
+            if low_water_bytes > 1 and _receives(child.pid):
+                break
+        assert bool(found) is (low_water_bytes == 1)
+
+
+def _receives(pid):
+    tasks = Path(f"/proc/{pid}/task")
+    calls = [(it / "syscall").read_text().split() for it in tasks.iterdir() if it.name != str(pid)]
+    return any(len(words) == 9 and words[0] in ("0", "45", "47") for words in calls)
+
+
+def test_a_socket_that_cannot_be_asked_is_left_alone(made, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(sockets, "low_water_mark", refuse)
+    assert made({7: (call(45, 5), "")}) == []
 
 
 @pytest.mark.parametrize("limit", [1 << 20, 8 << 20, None])

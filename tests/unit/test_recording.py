@@ -10,13 +10,15 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 
 import sonde
 from captures import scene
-from sonde.errors import CaptureError, UsageError
+from sonde import interpreter
+from sonde.errors import CaptureError, HostError, UsageError
 from sonde.model.profile import ProfileKind
 from sonde.recording import block as blocks
 from sonde.recording import ipython
@@ -124,6 +126,33 @@ def test_a_cell_without_rights_to_record_is_one_line(monkeypatch: pytest.MonkeyP
     assert callable(shell.magic)
     with pytest.raises(Exception, match="not here"):
         shell.magic("", "1 + 1")
+
+
+TALKATIVE = """
+import pathlib, signal, sys, time
+def end(*_):
+    sys.exit("sonde: at its end")
+signal.signal(signal.SIGINT, end)
+print("sonde: recording", file=sys.stderr, flush=True)
+time.sleep(0.1)
+sys.stderr.write("a loss\\n" * 100_000)
+sys.stderr.flush()
+pathlib.Path(sys.argv[1]).touch()
+signal.pause()
+"""
+
+
+def test_a_recorder_with_much_to_say_does_not_wait_for_the_block_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = tmp_path / "said"
+    command = [sys.executable, "-c", TALKATIVE, str(said)]
+    monkeypatch.setattr(interpreter, "command", lambda *_: command)
+    until_s = time.monotonic() + 20
+    with pytest.raises(HostError, match="the recorder failed: at its end"), blocks.Block():
+        while not said.exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert said.exists()
 
 
 # ---- with a recorder ----

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from sonde import procfs
+from sonde.attach import sockets
 from sonde.attach.glibc import Mapped
 from sonde.attach.process import read_status
 
@@ -74,7 +75,7 @@ def sleepers(
     for tid in sorted(tids, key=lambda tid: tid == pid):
         if time.monotonic() > until_s:
             return
-        seen = _sleeping(proc / f"{pid}/task/{tid}")
+        seen = _sleeping(pid, proc / f"{pid}/task/{tid}")
         if seen is None:
             continue
         call, sp, starts_over = seen
@@ -92,7 +93,7 @@ def sleepers(
         yield Sleeper(tid, status.inner_tid, call, sp, stack, is_main, filters, starts_over)
 
 
-def _sleeping(task: Path) -> tuple[int, int, bool] | None:
+def _sleeping(pid: int, task: Path) -> tuple[int, int, bool] | None:
     """(number of the call, stack pointer, whether its timeout may start over) of a thread in a safe
     call; None of any other."""
     try:
@@ -102,13 +103,16 @@ def _sleeping(task: Path) -> tuple[int, int, bool] | None:
             return None
         call, arguments = int(words[0]), [int(word, 16) for word in words[1:7]]
         target = ""
-        if call == _READ:
-            # Reading a regular file ends soon, and may hold locks of the file system.
+        if call == _READ or call in _FLAGS_OF:
             target = os.readlink(task / "fd" / str(arguments[0]))  # noqa: PTH115
-            if not target.startswith(_QUEUES):
-                return None
+        if call == _READ and not target.startswith(_QUEUES):
+            # Reading a regular file ends soon, and may hold locks of the file system.
+            return None
+        # Interrupted, these would return what has come so far.
         if call in _FLAGS_OF and arguments[_FLAGS_OF[call] - 1] & _MSG_WAITALL:
-            return None  # interrupted, it would return what has come so far
+            return None
+        if target.startswith(_SOCKET) and sockets.low_water_mark(pid, arguments[0], target) != 1:
+            return None
         return call, int(words[7], 16), _starts_over(call, arguments, target)
     except (OSError, ValueError):
         return None

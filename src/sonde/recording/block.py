@@ -28,6 +28,9 @@ READY_S = 60.0
 """Deadline for a recorder to attach its probes."""
 END_S = 120.0
 """Deadline for a recorder to finish its file."""
+LOOK_S = 0.01
+"""Between two looks whether it is ready."""
+_MAX_PRINTED_BYTES = 1 << 20
 
 
 class Block:
@@ -69,12 +72,14 @@ class Block:
         """Start the recorder, and wait until it observes. Raises HostError with its reason."""
         self._folder = tempfile.TemporaryDirectory(prefix="sonde-block-")
         self._file = self._path or Path(self._folder.name) / "block.sonde"
+        # No pipe: nobody reads while the block runs, and a recorder with much to say would wait.
+        self._printed = tempfile.TemporaryFile()
         command = interpreter.command("sonde", "record", *self._options, "-o", str(self._file))
         self._recorder = interpreter.start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._printed,
             # A Ctrl-C is for the program; the recorder ends with the block.
             own_session=True,
         )
@@ -97,9 +102,9 @@ class Block:
         )
         try:
             self._recorder.send_signal(signal.SIGINT)
-            printed = self._recorder.communicate(timeout=END_S)[1]
+            self._recorder.wait(timeout=END_S)
             if self._recorder.returncode:
-                raise _failure(printed)
+                raise _failure(self._what_it_printed(self._ready_at))
             self._recording = Recording(self._file)
             info = dataclasses.replace(self._recording.info, program=self.run)
             self._recording.capture = dataclasses.replace(self._recording.capture, info=info)
@@ -107,27 +112,29 @@ class Block:
             self._abandon()
 
     def _wait_until_ready(self) -> None:
-        assert self._recorder.stderr is not None
         deadline_s = time.monotonic() + READY_S
-        printed = b""
-        while b"sonde: recording" not in printed:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            if not interpreter.is_readable(self._recorder.stderr.fileno(), left_s):
+        while b"sonde: recording" not in (printed := self._what_it_printed()):
+            if self._recorder.poll() is not None:
+                raise _failure(self._what_it_printed())
+            if time.monotonic() > deadline_s:
                 raise HostError(
                     f"the recorder was not ready after {READY_S:g} s", "look with `sonde doctor`"
                 )
-            piece = os.read(self._recorder.stderr.fileno(), 65_536)
-            if not piece:
-                raise _failure(printed)
-            printed += piece
+            time.sleep(LOOK_S)
+        self._ready_at = len(printed)
+
+    def _what_it_printed(self, begin: int = 0) -> bytes:
+        """What the recorder printed from `begin` on; of much, the end."""
+        size = os.fstat(self._printed.fileno()).st_size
+        begin = max(begin, size - _MAX_PRINTED_BYTES)
+        return os.pread(self._printed.fileno(), _MAX_PRINTED_BYTES, begin)
 
     def _abandon(self) -> None:
         """End the recorder if it still runs, and delete the temporary folder."""
         if self._recorder.poll() is None:
             self._recorder.kill()
             self._recorder.wait()
-        if self._recorder.stderr is not None:
-            self._recorder.stderr.close()
+        self._printed.close()
         with contextlib.suppress(OSError):
             self._folder.cleanup()
 
