@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import json
 import socket
@@ -26,6 +27,7 @@ from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
 from sonde.server.otlp_ingest import OtlpIngest, sender_node
+from sonde.server.paced_text import PacedText
 from sonde.server.parameters import parse
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
@@ -77,6 +79,7 @@ class Api:
         """Bytes of answers that are not sent yet, by tenant."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         self._opener = Opener(service.folder / "spill")
+        self._exposition = PacedText(self._exposed)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -401,12 +404,24 @@ class Api:
         return PlainTextResponse("ready\n", headers={"Connection": "close"})
 
     async def _metrics(self, _request: Request) -> Response:
-        # In a thread: the disk may be slow, and other requests must not wait for it.
-        stored = await asyncio.to_thread(self._service.catalog.counters)
-        text = exposition(self._service, stored)
         return PlainTextResponse(
-            text, media_type="text/plain; version=0.0.4", headers={"Connection": "close"}
+            await self._exposition.text(),
+            media_type="text/plain; version=0.0.4",
+            headers={"Connection": "close"},
         )
 
+    async def _exposed(self) -> str:
+        # In a thread: the disk may be slow, and other requests must not wait for it.
+        stored = await asyncio.to_thread(self._service.catalog.counters)
+        return exposition(self._service, stored)
+
     async def _openapi(self, _request: Request) -> Response:
-        return JSONResponse(document(), headers={"Connection": "close"})
+        return Response(
+            _description(), media_type="application/json", headers={"Connection": "close"}
+        )
+
+
+@functools.cache
+def _description() -> bytes:
+    """What /openapi.json answers: who asks needs no token, so it is made once."""
+    return bytes(JSONResponse(document()).body)

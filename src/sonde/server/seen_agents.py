@@ -58,8 +58,8 @@ class SeenAgents:
 
     def counts(self) -> dict[AgentState, int]:
         """Number of agents of all tenants, by state."""
-        found = dict.fromkeys(AgentState, 0)
-        for tenant in self._seen:
-            for one in self.of(tenant):
-                found[one.state] += 1
+        found, silent_s = dict.fromkeys(AgentState, 0), time.time() - SILENT_S
+        for nodes in self._seen.values():
+            for one in nodes.values():
+                found[one.state if one.seen_s >= silent_s else AgentState.SILENT] += 1
         return found
