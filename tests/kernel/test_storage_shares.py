@@ -246,10 +246,10 @@ def flows(
         wanted = FlowCollector.bpf_object(scans_recount=True)
         monkeypatch.setattr(FlowCollector, "bpf_object", lambda *_, **__: wanted)
     it = FlowCollector(Kernel(None))
-    if request.param.startswith("an iterator") and it._scans_recount:
+    if request.param.startswith("an iterator") and it.scans_recount:
         it.stop()
         pytest.skip("this kernel refuses iterators over the storages of sockets")
-    it._scans_recount = request.param.startswith("scans")
+    it.scans_recount = request.param.startswith("scans")
     it.start()
     yield it
     it.stop()

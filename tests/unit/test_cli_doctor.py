@@ -8,10 +8,13 @@ import os
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from sonde.cli import doctor
+from sonde.collect.kernel import BpfObject, Kernel
+from sonde.errors import PermissionDenied
 from sonde.host import Finding, Status
 
 DOCTOR = [sys.executable, "-m", "sonde", "doctor"]
@@ -85,3 +88,30 @@ def test_it_reports_what_a_recording_holds_in_the_kernel() -> None:
 
     findings = {it["name"]: it["detail"] for it in json.loads(done.stdout)["findings"]}
     assert "at most 64 MB with unwind tables" in findings["memory of BPF maps"]
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_it_reports_how_connections_are_counted(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """Some kernels refuse iterators over the storages of sockets; a scan does not see them all."""
+
+    class Refusing(Kernel):
+        def load(self, wanted: BpfObject) -> object:  # type: ignore[override]
+            if is_refused and not wanted.constants["scans_recount"]:
+                raise PermissionDenied("refused", "")
+            return SimpleNamespace()
+
+    monkeypatch.setattr("sonde.collect.kernel.Kernel", Refusing)
+    monkeypatch.setattr("sonde.collect.flows.expect_fields", lambda *_: None)
+    (found,) = doctor._connections()
+    assert found.status == ("warn" if is_refused else "pass")
+    assert ("scans of open files" in found.detail) is is_refused
+    assert bool(found.remedy) is is_refused
+
+
+@pytest.mark.bpf
+def test_it_reports_how_connections_are_counted_here() -> None:
+    done = subprocess.run([*DOCTOR, "--json"], capture_output=True, text=True)
+    findings = {it["name"]: it["detail"] for it in json.loads(done.stdout)["findings"]}
+    assert findings["connections"].startswith("counted by ")

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     findings = host.examine()
     can_record = not host.blocking(findings)
     if can_record:
-        findings += [*_kernel_memory(), _runtimes()]
+        findings += [*_kernel_memory(), *_connections(), _runtimes()]
     if args.json:
         document = {
             "can_record": can_record,
@@ -73,6 +73,32 @@ def _kernel_memory() -> list[Finding]:
     start, limit = f"{at_start / 1e6:.0f} MB", f"{at_most / 1e6:.0f} MB"
     detail = f"{start} at the start, at most {limit} with unwind tables"
     return [Finding("memory of BPF maps", Status.PASS, detail)]
+
+
+def _connections() -> list[Finding]:
+    """How connections are counted, found by loading what follows them; empty where that fails."""
+    from sonde.collect.flows import FlowCollector
+    from sonde.collect.kernel import Kernel
+    from sonde.errors import HostError
+    from sonde.host import Finding, Status
+
+    name, needed_for = "connections", "counting all connections"
+    try:
+        flows = FlowCollector(Kernel(None))
+    except HostError:
+        return []
+    if not flows.scans_recount:
+        return [Finding(name, Status.PASS, "counted by a BPF iterator over a map", needed_for)]
+    detail = (
+        "counted by scans of open files, as the kernel refuses BPF iterators over maps: those that "
+        "no process has open (on their way to another one, registered with io_uring) are neither "
+        "seen nor counted against their user's share"
+    )
+    remedy = (
+        "The kernel forbids them to root, too: boot one that allows them, where users of this "
+        "machine are not to be trusted."
+    )
+    return [Finding(name, Status.WARN, detail, needed_for, remedy)]
 
 
 def _runtimes() -> Finding:

@@ -74,13 +74,15 @@ class FlowCollector(Scanning):
 
     def __init__(self, kernel: Kernel) -> None:
         """Raises HostError."""
-        self._scans_recount = False
+        self.scans_recount = False
+        """Scans of open files count connections: the kernel refuses to show all of them. Those of
+        no open file are not counted, and have no bound."""
         try:
             bpf = kernel.load(self.bpf_object())
         except PermissionDenied:
             # Some kernels refuse iterators over the elements of a map (EPERM), root's, too.
             bpf = kernel.load(self.bpf_object(scans_recount=True))
-            self._scans_recount = True
+            self.scans_recount = True
         super().__init__(bpf)
         self._next_scan_s = self._next_recount_s = 0.0
         self._recount: int | None = None
@@ -89,7 +91,7 @@ class FlowCollector(Scanning):
     def start(self) -> None:
         """Note what was counted before; then follow connections. Raises HostError."""
         try:
-            if self._recount is None and not self._scans_recount:
+            if self._recount is None and not self.scans_recount:
                 self._recount = self._bpf.attach_map_iterator("on_recount", "sockets")
             self._begin_scans()
             self._links = [self._bpf.attach("on_state")]
