@@ -142,17 +142,17 @@ signal.pause()
 """
 
 
-def test_a_recorder_with_much_to_say_does_not_wait_for_the_block_to_end(
+def test_a_recorder_that_prints_much_does_not_wait_for_the_block_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = tmp_path / "said"
-    command = [sys.executable, "-c", TALKATIVE, str(said)]
+    printed = tmp_path / "printed"
+    command = [sys.executable, "-c", TALKATIVE, str(printed)]
     monkeypatch.setattr(interpreter, "command", lambda *_: command)
     until_s = time.monotonic() + 20
     with pytest.raises(HostError, match="the recorder failed: at its end"), blocks.Block():
-        while not said.exists() and time.monotonic() < until_s:
+        while not printed.exists() and time.monotonic() < until_s:
             time.sleep(0.01)
-        assert said.exists()
+        assert printed.exists()
 
 
 # ---- with a recorder ----

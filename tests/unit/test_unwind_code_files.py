@@ -69,7 +69,7 @@ sys.stdin.read()
 
 
 class Files:
-    """The files of one process after the other, each with files of its own making."""
+    """The files of one process after the other, each which makes its files."""
 
     def __init__(self, folder: Path, resolver: Resolver) -> None:
         self.cache = Cache()

@@ -72,7 +72,7 @@ class Block:
         """Start the recorder, and wait until it observes. Raises HostError with its reason."""
         self._folder = tempfile.TemporaryDirectory(prefix="sonde-block-")
         self._file = self._path or Path(self._folder.name) / "block.sonde"
-        # No pipe: nobody reads while the block runs, and a recorder with much to say would wait.
+        # No pipe: nobody reads while the block runs, and a recorder that prints much would wait.
         self._printed = tempfile.TemporaryFile()
         command = interpreter.command("sonde", "record", *self._options, "-o", str(self._file))
         self._recorder = interpreter.start(

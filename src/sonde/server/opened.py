@@ -28,8 +28,9 @@ ANSWER_BYTES = 256 << 20
 MEMORY_BYTES = 6 << 30
 """Memory of the child, at most."""
 CONTAINERS_PART = 2
-"""It may have one part in so many of what the container may have. A kubelet has the kernel end all
-of a container at once where it has reached its limit: that the child goes first does not help."""
+"""It may have one in this many parts of what the container may have. A kubelet has the kernel end
+all of a container at once where it has reached its limit: that the child goes first does not
+help."""
 BODY_S = 120.0
 """For the whole file to arrive."""
 BEGIN_S, LEAST_BYTES_A_SECOND = 10.0, 64 << 10

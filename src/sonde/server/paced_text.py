@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 PART: Final = 10
-"""One part in so many of the time is spent on making the text."""
+"""The text is made for one in this many parts of the time."""
 
 
 class PacedText:
