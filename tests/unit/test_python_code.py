@@ -24,7 +24,7 @@ from sonde.unwind.cpython import (
     UnsupportedPythonError,
     interpreter,
 )
-from sonde.unwind.python_code import INTERPRETED_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME, MAX_AHEAD
 
 FUNCTIONS = 400
 TAKES_OVER = """
@@ -237,4 +237,87 @@ def test_another_code_object_in_the_same_place_has_another_name(python, monkeypa
         places = code.frame_cache(owners, [word])
         assert places.get(word, where) is None
         assert code.frame(owners, word, where, places).frame.function == "second"
+        program.kill()
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """What is asked of the broker's child, by kind, as it is asked."""
+    asked: list[str] = []
+    send = procfs.BROKER._send
+
+    def note(request, fd=None):
+        asked.append(request[0])
+        send(request, fd)
+
+    monkeypatch.setattr(procfs.BROKER, "_send", note)
+    return asked
+
+
+def test_code_objects_are_read_together(python, made, requests):
+    program, addresses = made
+    owners = [(process_of(program.pid), python)]
+    some = addresses[:MAX_AHEAD]
+    alone, together = PythonCode(), PythonCode()
+    expected = [line_of(alone, owners[0][0], python, at, 40) for at in some]
+    requests.clear()
+
+    together.read_ahead(owners, [INTERPRETED_FRAME | at for at in some])
+
+    assert requests.count("many") == 3
+    assert "at" not in requests
+    assert len(requests) <= 8  # with opening the memory, and one for the working directory
+    requests.clear()
+    assert [line_of(together, owners[0][0], python, at, 40) for at in some] == expected
+    assert requests == []
+
+
+def test_code_objects_are_checked_together(python, made, requests):
+    program, addresses = made
+    owners = [(process_of(program.pid), python)]
+    words = [INTERPRETED_FRAME | at for at in addresses[:MAX_AHEAD]]
+    code = PythonCode()
+    code.read_ahead(owners, words)
+    code.trust_ns = 0
+    requests.clear()
+
+    code.read_ahead(owners, words)
+
+    assert requests == ["many"]  # nothing has changed
+
+
+def test_what_cannot_be_read_with_others_is_left_out_alone(python, made):
+    program, addresses = made
+    process = process_of(program.pid)
+    code = PythonCode()
+    nowhere = 1 << 46
+
+    code.read_ahead([(process, python)], [INTERPRETED_FRAME | it for it in (*addresses, nowhere)])
+
+    assert line_of(code, process, python, addresses[0], 40) > 10
+    place = 1 << 32 | python.code.instructions
+    cache = _native.FrameCache()
+    found = code.frame([(process, python)], INTERPRETED_FRAME | nowhere, place, cache)
+    assert found.frame.function == ""
+
+
+def test_code_objects_that_were_replaced_are_noticed_together(python, monkeypatch):
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", TAKES_OVER], stdin=pipe, stdout=pipe, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        word = INTERPRETED_FRAME | int(program.stdout.readline())
+        code, owners = PythonCode(), [(process_of(program.pid), python)]
+        code.trust_ns = 0
+        where = INTERPRETED_FRAME | 1 << 32 | python.code.instructions
+        code.read_ahead(owners, [word, INTERPRETED_FRAME | 1 << 46])
+        assert code.frame(owners, word, where, _native.FrameCache()).frame.function == "first"
+        program.stdin.write("go on\n")
+        program.stdin.flush()
+        program.stdout.readline()
+        code.read_ahead(owners, [word, INTERPRETED_FRAME | 1 << 46])
+        code.trust_ns = 1 << 60  # what `frame` finds is what was read ahead
+        assert code.frame(owners, word, where, _native.FrameCache()).frame.function == "second"
         program.kill()

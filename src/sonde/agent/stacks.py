@@ -21,7 +21,7 @@ from sonde.unwind.chain import CHAIN_NATIVE
 from sonde.unwind.engines import REST, is_empty_loop
 from sonde.unwind.engines import UNREAD as UNREAD_ENGINES
 from sonde.unwind.jvm import JAVA_FRAME, UNREAD
-from sonde.unwind.python_code import INTERPRETED_FRAME, NO_FRAME
+from sonde.unwind.python_code import INTERPRETED_FRAME, MAX_AHEAD, NO_FRAME
 from sonde.unwind.stop_reasons import WHOLE
 from sonde.unwind.v8 import V8_FRAME
 
@@ -133,6 +133,11 @@ class StackReader:
         if lineage:
             budget = self._resolver.python_budget
             is_over = partial(budget.is_over, process.party)
+            for at in range(0, len(of_python), MAX_AHEAD):
+                if is_over():
+                    break
+                with budget.charged(process.party, free_s=0.0):
+                    self.python.read_ahead(lineage, of_python[at : at + MAX_AHEAD])
             with budget.charged(process.party):
                 interpreted = self.python.frame_cache(lineage, of_python, is_over)
         elif runtime is not None:

@@ -48,6 +48,10 @@ MAX_LINES_BYTES: Final = 1 << 18
 """Of one line table; instructions beyond it get the last line before."""
 MAX_ALL_LINES_BYTES: Final = 8 << 20
 """Of all line tables. Evicted ones are read again for a new instruction."""
+MAX_AHEAD: Final = 64
+"""Code objects that are read together."""
+MAX_AHEAD_BYTES: Final = 1 << 20
+"""Of their texts and line tables; beyond that each is read by itself."""
 MAX_FRAMES: Final = 65_536
 MAX_FRAME_BYTES: Final = 24 << 20
 """Of those frames, where texts that several have count for each."""
@@ -290,16 +294,60 @@ class PythonCode:
                 head = memory.read_at(python.code.linetable + 8, at)
         except OSError:
             return known  # it has ended: use what was read before
+        if known is not None and known.head[16:] == head[16:]:
+            known.checked_ns = now_ns
+            return known
         try:
-            if known is not None and known.head[16:] == head[16:]:
-                known.checked_ns = now_ns
-                return known
-            known, lines = _read(memory, process.pid, python, head, now_ns)
-            self._line_tables.add(known, lines)
-            self._known.put(key, known)
+            ((found, lines),) = _read(memory, process.pid, python, [head], now_ns)
+        except (OSError, ValueError):
             return known
-        except (OSError, struct.error, UnicodeDecodeError, OverflowError):
-            return known
+        self._keep(key, found, lines)
+        return found
+
+    def read_ahead(
+        self, lineage: Sequence[tuple[TrackedProcess, Interpreter]], codes: Sequence[int]
+    ) -> None:
+        """Check or read the code objects of `codes`, at most `MAX_AHEAD`, by three requests in all,
+        where `frame` takes one to three for each. What cannot be read is left to `frame`.
+
+        `lineage`: see `frame`. `codes`: first words of the stacks that will be named.
+        """
+        process, python = lineage[0]
+        if len(lineage) > 1 or process.pid == self._own_pid:
+            return
+        now_ns = time.monotonic_ns()
+        addresses = [code & ~INTERPRETED_FRAME for code in codes]
+        known = {at: self._known.get((*process.key, at)) for at in addresses}
+        due = [
+            at for at, it in known.items() if it is None or now_ns - it.checked_ns >= self.trust_ns
+        ]
+        if len(due) < 2:  # `frame` reads one as well
+            return
+        size = python.code.linetable + 8
+        try:
+            memory = self._memory_of(process)
+            heads = memory.read_many([(size, at) for at in due])
+        except OSError:
+            return
+        unread: list[tuple[int, bytes]] = []
+        for at, head in zip(due, heads, strict=True):
+            before = known[at]
+            if before is not None and before.head[16:] == head[16:]:
+                before.checked_ns = now_ns
+            elif len(head) == size:
+                unread.append((at, head))
+        if not unread:
+            return
+        try:
+            found = _read(memory, process.pid, python, [head for _, head in unread], now_ns)
+        except (OSError, ValueError):
+            return
+        for (at, _), (code, lines) in zip(unread, found, strict=True):
+            self._keep((*process.key, at), code, lines)
+
+    def _keep(self, key: tuple[int, int, int], code: _CodeObject, lines: bytes) -> None:
+        self._line_tables.add(code, lines)
+        self._known.put(key, code)
 
     def _memory_of(self, process: TrackedProcess) -> ProcessMemory:
         """The memory of a process, kept open: a stack has many frames."""
@@ -318,36 +366,63 @@ class PythonCode:
 
 
 def _read(
-    memory: ProcessMemory, pid: int, python: Interpreter, head: bytes, now_ns: int
-) -> tuple[_CodeObject, bytes]:
-    """A code object and its line table, in two requests: what it points at, and what that has."""
+    memory: ProcessMemory, pid: int, python: Interpreter, heads: Sequence[bytes], now_ns: int
+) -> list[tuple[_CodeObject, bytes]]:
+    """Code objects and their line tables, in two requests for all: what they point at, and what
+    that has. Raises OSError or ValueError where one of them cannot be read."""
     layout: CodeLayout = python.code
-    (first_line,) = struct.unpack_from("<i", head, layout.first_line)
-    filename, name, table = (
-        struct.unpack_from("<Q", head, at)[0]
-        for at in (layout.filename, layout.qualname, layout.linetable)
-    )
-    *texts, sizes = memory.read_many([(40, filename), (40, name), (8, table + 16)])
-    (length,) = struct.unpack("<q", sizes)
-    (of_file, file_kind), (of_name, name_kind) = (
-        _text_part(text, at, python.version, from_end=at == filename)
-        for text, at in zip(texts, (filename, name), strict=True)
-    )
-    parts = [of_file, of_name, (max(0, min(length, MAX_LINES_BYTES)), table + 32)]
-    found = memory.read_many(parts)
-    if any(size and not content for (size, _), content in zip(parts, found, strict=True)):
-        raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-    file = _printable(found[0], file_kind, of_file[0])
-    code = _CodeObject(
-        head=head,
-        function=shared(short_name(_printable(found[1], name_kind, of_name[0]))),
-        file=shared(short_end(short_path(file, pid))),
-        origin=origin_of_source(file).value,
-        first_line=first_line,
-        lines=None,
-        checked_ns=now_ns,
-    )
-    return code, found[2]
+    try:
+        pointers = [
+            [
+                struct.unpack_from("<Q", head, at)[0]
+                for at in (layout.filename, layout.qualname, layout.linetable)
+            ]
+            for head in heads
+        ]
+        begins = memory.read_many(
+            [
+                part
+                for file, name, table in pointers
+                for part in ((40, file), (40, name), (8, table + 16))
+            ]
+        )
+        parts: list[tuple[int, int]] = []
+        kinds: list[int] = []
+        for number, (file, name, table) in enumerate(pointers):
+            of_file, of_name, size = begins[3 * number : 3 * number + 3]
+            (length,) = struct.unpack("<q", size)
+            for text, at in ((of_file, file), (of_name, name)):
+                part, kind = _text_part(text, at, python.version, from_end=at == file)
+                parts.append(part)
+                kinds.append(kind)
+            parts.append((max(0, min(length, MAX_LINES_BYTES)), table + 32))
+        if len(heads) > 1 and sum(size for size, _ in parts) > MAX_AHEAD_BYTES:
+            raise ValueError("too much at once")
+        contents = memory.read_many(parts)
+        if any(size and not content for (size, _), content in zip(parts, contents, strict=True)):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        found: list[tuple[_CodeObject, bytes]] = []
+        folder = _Folder(pid)
+        for number, head in enumerate(heads):
+            file_text, name_text = (
+                _printable(
+                    contents[3 * number + it], kinds[2 * number + it], parts[3 * number + it][0]
+                )
+                for it in (0, 1)
+            )
+            code = _CodeObject(
+                head=head,
+                function=shared(short_name(name_text)),
+                file=shared(short_end(folder.short_path(file_text))),
+                origin=origin_of_source(file_text).value,
+                first_line=struct.unpack_from("<i", head, layout.first_line)[0],
+                lines=None,
+                checked_ns=now_ns,
+            )
+            found.append((code, contents[3 * number + 2]))
+        return found
+    except (struct.error, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError("no code object") from error
 
 
 def _lines_of(memory: Memory, head: bytes, layout: CodeLayout) -> bytes:
@@ -374,9 +449,32 @@ def _printable(raw: bytes, kind: int, size: int) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+class _Folder:
+    """The working directory of a process, read where the first path needs it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._path: str | None = None
+
+    def short_path(self, path: str) -> str:
+        """As `short_path`."""
+        return _short_path(path, self._folder)
+
+    def _folder(self) -> str:
+        if self._path is None:
+            self._path = ""
+            with suppress(OSError):
+                self._path = procfs.read_link(f"/proc/{self._pid}/cwd")
+        return self._path
+
+
 def short_path(path: str, pid: int) -> str:
     """A source file as frames show it: relative to its package or project; else its last two parts.
     Never a full path."""
+    return _Folder(pid).short_path(path)
+
+
+def _short_path(path: str, folder_of: Callable[[], str]) -> str:
     for folder in _INSTALLED:
         if folder in path:
             return path.rpartition(folder)[2]
@@ -386,8 +484,7 @@ def short_path(path: str, pid: int) -> str:
             return "/".join(parts[i + 1 :])
     if not path.startswith("/"):
         return path.removeprefix("./")
-    with suppress(OSError):
-        folder = procfs.read_link(f"/proc/{pid}/cwd")
-        if folder != "/" and path.startswith(folder + "/"):
-            return path.removeprefix(folder + "/")
+    folder = folder_of()
+    if folder not in ("", "/") and path.startswith(folder + "/"):
+        return path.removeprefix(folder + "/")
     return "/".join(parts[-2:])
