@@ -127,11 +127,15 @@ static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 	return h ? h : 1;
 }
 
-/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. */
-static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
+/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. Global, so that the
+ * verifier follows it once in each program (WALK_PART in unwind_state.h). */
+__weak __noinline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 {
-	u64 id = stack_hash(s, seed);
+	u64 id;
 
+	if (!s)
+		return 0;
+	id = stack_hash(s, seed);
 	if (bpf_map_lookup_elem(&stacks, &id))
 		return id;
 	if (bpf_map_update_elem(&stacks, &id, s, BPF_ANY)) {

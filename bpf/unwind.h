@@ -35,8 +35,9 @@ static long unwind_step(u32 i, void *arg)
 
 	if (!c->walk->in_loop)
 		return native_step(c->walk, c->task, c->memo) && !chain_has_rest(c->walk);
-	return c->walk->process.runtime == RUNTIME_CHAIN ? chain_step(c->walk, c->task) :
-							   python_step(c->walk, c->task);
+	if (c->walk->process.runtime == RUNTIME_CHAIN)
+		return chain_step(c->walk, c->task) != 0;
+	return python_step(c->walk, c->task) != 0;
 }
 
 /*
@@ -148,7 +149,7 @@ static __always_inline void unwind(void *ctx, struct unwind_walk *w, struct task
 		u64 began = cost_words ? bpf_ktime_get_ns() : 0;
 
 		const u32 only = 0; /* `first` is a frame here */
-		struct unwind_context c = {.walk = w, .task = task};
+		struct unwind_context c = {.walk = w, .task = walked(task)};
 
 		/* Never NULL: it is the map's one key. */
 		c.memo = bpf_map_lookup_elem(&unwind_memo, &only);

@@ -21,8 +21,11 @@
 #define REST_MARKED 2
 
 /* Sets w->next_frame to the newest frame of the thread; to 0 where it has none that can be reached. */
-static __noinline long chain_enter(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long chain_enter(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 0;
+
 	const struct unwind_chain *c = &w->process.chain;
 	u64 at = c->root, value = 0;
 
@@ -58,15 +61,18 @@ none:
 }
 
 /* Puts the two words of a frame into one piece; 0 where there is no room. */
-static __noinline long chain_put(struct unwind_walk *w, u64 first, u64 second)
+WALK_PART long chain_put(struct unwind_walk *w, u64 first, u64 second)
 {
+	if (!w)
+		return 0;
+
 	if (w->slot == SONDE_USER_FRAMES - 1 && !put(w, 0))
 		return 0;
 	return put(w, first) && put(w, INTERPRETED_FRAME | (second & CHAIN_ADDRESS));
 }
 
 /* An evaluation loop takes its frames next; where there are none, a mark is put instead. -1: no room. */
-static __always_inline long chain_begin(struct unwind_walk *w, struct task_struct *task)
+static __always_inline long chain_begin(struct unwind_walk *w, walked_task task)
 {
 	if (!w->next_known)
 		chain_enter(w, task);
@@ -79,7 +85,7 @@ static __always_inline long chain_begin(struct unwind_walk *w, struct task_struc
 }
 
 /* A word of memory, read with what is around it; false where it cannot be read. */
-static __always_inline bool chain_word(struct unwind_window *v, struct task_struct *task, u64 at,
+static __always_inline bool chain_word(struct unwind_window *v, walked_task task, u64 at,
 				       u64 *value)
 {
 	if (window_get(v, at, value))
@@ -103,7 +109,7 @@ static __always_inline u64 chain_field(const struct unwind_walk *w, u64 frame, u
  * Reads the frame into w->frames, unless it is there; false where it cannot be read. With it what follows,
  * where frames are an array, else (linked by `previous`) what lies before it.
  */
-static __always_inline bool chain_read(struct unwind_walk *w, struct task_struct *task, u64 frame)
+static __always_inline bool chain_read(struct unwind_walk *w, walked_task task, u64 frame)
 {
 	const struct unwind_chain *c = &w->process.chain;
 	u64 inside = frame - w->frames.from, room = USER_PAGE - (frame & (USER_PAGE - 1));
@@ -125,8 +131,11 @@ static __always_inline bool chain_read(struct unwind_walk *w, struct task_struct
 }
 
 /* Puts one frame; after the last one of an evaluation loop native frames follow. */
-static __noinline long chain_step(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long chain_step(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 1;
+
 	const struct unwind_chain *c = &w->process.chain;
 	u64 frame = w->next_frame, function, place, flags, at;
 	u64 native = 0;

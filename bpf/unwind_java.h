@@ -15,8 +15,11 @@
 #define JAVA_BYTECODE 64
 #define BYTECODE_REGISTER 13
 
-static __always_inline long java_step(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long java_step(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 1;
+
 	u64 method, bytecode, sp, bp, pc, at = w->bp;
 
 	if (at & 7 || at < w->sp || on_stack(w, task, &bytecode, at - JAVA_BYTECODE) ||

@@ -37,8 +37,11 @@ struct task_struct___unwind {
 #pragma clang attribute pop
 
 /* Where w->pc is the trampoline of a uretprobe: sets it to the return address that the kernel replaced. */
-static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long see_through_trampoline(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 0;
+
 	struct task_struct___unwind *more = (void *)task;
 	struct uprobe_task___unwind *utask = BPF_CORE_READ(more, utask);
 	struct return_instance___unwind *at;
@@ -57,9 +60,11 @@ static __always_inline bool see_through_trampoline(struct unwind_walk *w, struct
 }
 
 /* To the caller by the frame pointer; `why`: the stop where that leads nowhere. */
-static __always_inline long step_by_frame_pointer(struct unwind_walk *w, struct task_struct *task,
-						  u32 why)
+WALK_PART long step_by_frame_pointer(struct unwind_walk *w, walked_task task, u32 why)
 {
+	if (!w)
+		return 1;
+
 	u64 saved[2];
 
 	if (!w->bp || w->bp < w->sp || w->bp & 7) {
@@ -92,9 +97,11 @@ static __always_inline u64 register_of(const struct unwind_walk *w, u32 reg)
 }
 
 /* From a frame that is left for an exception's handler to the handler's frame (CFA_HANDLER, rules.rs). */
-static __always_inline long to_handler(struct unwind_walk *w, struct task_struct *task,
-				       const struct unwind_rule *rule)
+WALK_PART long to_handler(struct unwind_walk *w, walked_task task, const struct unwind_rule *rule)
 {
+	if (!w || !rule)
+		return 1;
+
 	u64 sp = w->sp, pc = 0, bp = w->bp, at = 0;
 	long failed = 0;
 
@@ -134,9 +141,11 @@ static __always_inline long to_handler(struct unwind_walk *w, struct task_struct
 }
 
 /* From the system stack of a Go thread (g0) to the goroutine that it works for (CFA_GOROUTINE, rules.rs). */
-static __always_inline long to_goroutine(struct unwind_walk *w, struct task_struct *task,
-					 const struct unwind_rule *rule)
+WALK_PART long to_goroutine(struct unwind_walk *w, walked_task task, const struct unwind_rule *rule)
 {
+	if (!w || !rule)
+		return 1;
+
 	u64 g = 0, m = 0, its_m = 0, at[2] = {}, bp = 0;
 
 	if (read_user(task, &g, 8, w->thread_base + rule->offset) ||
@@ -173,9 +182,11 @@ unreadable:
 
 /* Puts one native frame and goes to its caller, or into an interpreter's frames; as unwind_step. `was_put`: 1:
  * other words were put instead of the frame; 0: none; -1: there was no room for them. */
-static __always_inline long native_step(struct unwind_walk *w, struct task_struct *task,
-					struct unwind_memo *memo)
+WALK_PART long native_step(struct unwind_walk *w, walked_task task, struct unwind_memo *memo)
 {
+	if (!w || !memo)
+		return 1;
+
 	struct unwind_rule rule = {};
 	u64 pc = w->pc, look_at = pc - (w->is_return ? 1 : 0), cfa, to, bp;
 	u64 key = memo_key(w, look_at);

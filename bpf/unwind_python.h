@@ -20,8 +20,11 @@ static __always_inline bool in_evaluation(const struct unwind_walk *w, u64 pc)
 }
 
 /* Sets w->next_frame to the thread's newest Python frame, the first time; false where there is none (left). */
-static __always_inline bool python_enter(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long python_enter(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 0;
+
 	const struct unwind_python *p = &w->process.python;
 	u64 values = w->thread_base, thread = 0, frame = 0;
 	u32 key[2];
@@ -63,7 +66,7 @@ none:
  * An evaluation loop of 3.11 or 3.12 that is just being entered: it links its record (_PyCFrame, w->entering)
  * to the thread before it fills it in. So the newest frame is that of the record before.
  */
-static __always_inline void python_of_caller(struct unwind_walk *w, struct task_struct *task)
+static __always_inline void python_of_caller(struct unwind_walk *w, walked_task task)
 {
 	u16 at = w->process.python.frame_of_cframe;
 	u64 caller, frame;
@@ -87,9 +90,11 @@ static __always_inline u64 field(const struct unwind_walk *w, u64 frame, u16 off
 }
 
 /* Reads a stretch that ends with the `size` bytes at `at`: older frames lie below. */
-static __noinline long window_below(struct unwind_window *v, struct task_struct *task, u64 at,
-				    u32 size)
+WALK_PART long window_below(struct unwind_window *v, walked_task task, u64 at, u32 size)
 {
+	if (!v)
+		return 0;
+
 	u64 page = at & -(u64)USER_PAGE, end = at + size, from = end - v->next_bytes;
 
 	if (from < page || from > at)
@@ -103,7 +108,7 @@ static __noinline long window_below(struct unwind_window *v, struct task_struct 
 }
 
 /* Reads the frame into w->frames, unless it is there; false where it cannot be read. */
-static __always_inline bool read_frame(struct unwind_walk *w, struct task_struct *task, u64 frame)
+static __always_inline bool read_frame(struct unwind_walk *w, walked_task task, u64 frame)
 {
 	u64 inside = frame - w->frames.from;
 	u32 bytes = w->frames.words * 8;
@@ -117,7 +122,7 @@ static __always_inline bool read_frame(struct unwind_walk *w, struct task_struct
 }
 
 /* The first line of a code object; 0 where it cannot be read. */
-static __always_inline u32 first_line(struct unwind_walk *w, struct task_struct *task, u64 code)
+static __always_inline u32 first_line(struct unwind_walk *w, walked_task task, u64 code)
 {
 	u32 slot = code * 0x9e3779b97f4a7c15ULL >> 60;
 
@@ -137,8 +142,11 @@ static __always_inline u32 first_line(struct unwind_walk *w, struct task_struct 
 }
 
 /* Puts one Python frame; after the last one of an evaluation loop native frames follow. */
-static __always_inline long python_step(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long python_step(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 1;
+
 	const struct unwind_python *p = &w->process.python;
 	u16 at_previous = p->previous, at_code = p->code, at_instruction = p->instruction;
 	u16 at_owner = p->owner, at_entry = p->entry;

@@ -101,11 +101,33 @@ const volatile u32 cost_words = 0;	     /* 0: do not measure */
 /* Makes clang forget what it knows of a number, so that it keeps checks that the verifier needs. */
 #define OPAQUE(x) asm volatile("" : "+r"(x))
 
+/*
+ * A part of a walk. The verifier follows a static function again from every state that it is called in, a global
+ * one once in each program, with nothing known of its arguments but their size: so all large parts are global,
+ * check `w`, and take as `task` a number. With SONDE_READS_OTHERS the task is a pointer that the verifier
+ * has to know, which no global function can take (before Linux 6.9).
+ */
 #ifdef SONDE_READS_OTHERS
+#define WALK_PART static __noinline
+typedef struct task_struct *walked_task;
+
 #include "other_memory.h"
+
+static __always_inline walked_task walked(struct task_struct *task)
+{
+	return task;
+}
 #else
+#define WALK_PART __weak __noinline
+typedef u64 walked_task; /* its address: the current one */
+
+static __always_inline walked_task walked(struct task_struct *task)
+{
+	return bpf_get_current_task();
+}
+
 /* Reads memory of `task`, which is the current one. Not 0: it cannot be read. */
-static __always_inline long read_user(struct task_struct *task, void *to, u32 size, u64 from)
+static __always_inline long read_user(walked_task task, void *to, u32 size, u64 from)
 {
 	return bpf_probe_read_user(to, size, (void *)from);
 }
@@ -206,8 +228,7 @@ static __always_inline bool put(struct unwind_walk *w, u64 word)
 }
 
 /* Reads the word of the stack at `at`. Not 0: it cannot be read. */
-static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *task, u64 *to,
-				     u64 at)
+static __always_inline long on_stack(struct unwind_walk *w, walked_task task, u64 *to, u64 at)
 {
 	return read_stack(&w->stack, task, w->sp, to, at);
 }
@@ -215,8 +236,7 @@ static __always_inline long on_stack(struct unwind_walk *w, struct task_struct *
 /* The argument of unwind_step; on the program's own stack, where the verifier knows pointers as such. */
 struct unwind_context {
 	struct unwind_walk *walk;
-	struct task_struct
-		*task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
+	walked_task task; /* whose stack it is: the current one, unless SONDE_READS_OTHERS */
 	struct unwind_memo *memo;
 };
 

@@ -31,8 +31,11 @@ static __always_inline void *place(struct unwind_chunk *chunk, u32 reference, u3
 #define RANGE_WORDS (sizeof(struct unwind_range) / 4)
 
 /* Sets w->range to the mapping that holds `pc`; false where there is none. */
-static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
+WALK_PART long find_range(struct unwind_walk *w, u64 pc)
 {
+	if (!w)
+		return 0;
+
 	u32 first = w->process.ranges;
 	struct unwind_chunk *chunk;
 	struct unwind_range *r;
@@ -69,8 +72,11 @@ static __always_inline bool find_range(struct unwind_walk *w, u64 pc)
 
 /* Finds the rule for the code at `address` (as linked) of the mapping found last; false where there is none, or
  * where its page is not loaded (which is asked for). */
-static __always_inline bool find_rule(struct unwind_walk *w, u64 address, struct unwind_rule *rule)
+WALK_PART long find_rule(struct unwind_walk *w, u64 address, struct unwind_rule *rule)
 {
+	if (!w || !rule)
+		return 0;
+
 	u64 page = (address >> 16) - w->range.first_page;
 	u32 inner = address & 0xffff, rows;
 	struct unwind_chunk *chunk;

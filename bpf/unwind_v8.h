@@ -38,9 +38,11 @@ static __always_inline bool in_v8(const struct unwind_walk *w, u64 pc)
 
 /* Puts the two words of a function: 1; 0: it is none; -1: there is no room. `builtin`: the instruction's
  * address where a builtin runs it, else 0. `place`: see abi/unwind.h. */
-static __noinline long v8_put(struct unwind_walk *w, struct task_struct *task, u64 function,
-			      u64 place, u64 builtin)
+WALK_PART long v8_put(struct unwind_walk *w, walked_task task, u64 function, u64 place, u64 builtin)
 {
+	if (!w)
+		return 0;
+
 	u64 at = function - 1, shared = 0, code = 0, kind = V8_FRAME;
 
 	if (!v8_is_object(function))
@@ -71,9 +73,11 @@ static __noinline long v8_put(struct unwind_walk *w, struct task_struct *task, u
 }
 
 /* Puts the frame at rbp; returns as v8_put. `is_builtin`: V8's own code runs it (interpreter, builtins). */
-static __always_inline long v8_put_frame(struct unwind_walk *w, struct task_struct *task,
-					 u64 look_at, bool is_builtin)
+WALK_PART long v8_put_frame(struct unwind_walk *w, walked_task task, u64 look_at, bool is_builtin)
 {
+	if (!w)
+		return 0;
+
 	u64 at = w->bp, context = 0, function = 0, place = look_at;
 
 	if (at & 7 || on_stack(w, task, &context, at - V8_CONTEXT) || !v8_is_object(context) ||
@@ -90,8 +94,11 @@ static __always_inline long v8_put_frame(struct unwind_walk *w, struct task_stru
  * How many words above rsp the return address is, where the innermost function has not yet made its frame or
  * has left it already; -1 where it has its frame. By the code at pc.
  */
-static __noinline long v8_words_to_return(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long v8_words_to_return(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return -1;
+
 	u32 bytes = 0;
 
 	window_clear(&w->frames, V8_FUNCTION_BYTES);
@@ -112,8 +119,11 @@ static __noinline long v8_words_to_return(struct unwind_walk *w, struct task_str
 }
 
 /* Puts one frame of code that V8 has compiled and goes to its caller; as unwind_step. */
-static __always_inline long v8_step(struct unwind_walk *w, struct task_struct *task)
+WALK_PART long v8_step(struct unwind_walk *w, walked_task task)
 {
+	if (!w)
+		return 1;
+
 	u64 look_at = w->pc - (w->is_return ? 1 : 0), saved[2] = {};
 	long was_put, words = -1;
 

@@ -41,7 +41,7 @@ static __always_inline bool window_get(const struct unwind_window *v, u64 at, u6
 }
 
 /* Reads `bytes` at an address that is a multiple of 8; none where they cannot be read. */
-static __always_inline void window_read(struct unwind_window *v, struct task_struct *task, u64 from,
+static __always_inline void window_read(struct unwind_window *v, walked_task task, u64 from,
 					u64 bytes)
 {
 	u32 size = bytes < sizeof(v->word) ? bytes : sizeof(v->word);
@@ -54,9 +54,11 @@ static __always_inline void window_read(struct unwind_window *v, struct task_str
 }
 
 /* Reads a stretch of the stack that has `at`, and what its frame may have saved below it. */
-static __noinline long window_on_stack(struct unwind_window *v, struct task_struct *task, u64 sp,
-				       u64 at)
+WALK_PART long window_on_stack(struct unwind_window *v, walked_task task, u64 sp, u64 at)
 {
+	if (!v)
+		return 0;
+
 	u64 page = at & -(u64)USER_PAGE, from = at - SAVED_BYTES, bytes;
 
 	if (from < sp && sp <= at)
@@ -73,8 +75,8 @@ static __noinline long window_on_stack(struct unwind_window *v, struct task_stru
 }
 
 /* Reads a word of the stack. Not 0: it cannot be read. */
-static __always_inline long read_stack(struct unwind_window *v, struct task_struct *task, u64 sp,
-				       u64 *to, u64 at)
+static __always_inline long read_stack(struct unwind_window *v, walked_task task, u64 sp, u64 *to,
+				       u64 at)
 {
 	if (window_get(v, at, to))
 		return 0;
