@@ -108,11 +108,16 @@ const volatile u64 stack_seed = 0;
 
 /* Hash of the frames and of the process whose addresses they are (`seed`). In a deep recursion a whole stack
  * may be the same as the tail of another: they have separate entries, since user space removes them at
- * different times. */
-static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
+ * different times. Global, so that the verifier follows it once in each program (WALK_PART in unwind_state.h);
+ * what stores the stack cannot be: before Linux 6.2 no value of a map may come from an argument. */
+__weak __noinline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 {
-	u64 h = mix(mix(stack_seed, seed) ^ s->next,
-		    (u64)s->is_tail << 48 | (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
+	u64 h;
+
+	if (!s)
+		return 0;
+	h = mix(mix(stack_seed, seed) ^ s->next,
+		(u64)s->is_tail << 48 | (u64)s->kernel_len << 32 | s->user_len << 8 | s->stop);
 
 	for (u32 i = 0; i < SONDE_KERNEL_FRAMES; i++) {
 		if (i >= s->kernel_len)
@@ -127,15 +132,11 @@ static __always_inline u64 stack_hash(const struct sonde_stack *s, u64 seed)
 	return h ? h : 1;
 }
 
-/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. Global, so that the
- * verifier follows it once in each program (WALK_PART in unwind_state.h). */
-__weak __noinline u64 stack_keep(const struct sonde_stack *s, u64 seed)
+/* Stores a piece of a stack under its hash. Returns the hash, 0 when there was no room. */
+static __always_inline u64 stack_keep(const struct sonde_stack *s, u64 seed)
 {
-	u64 id;
+	u64 id = stack_hash(s, seed);
 
-	if (!s)
-		return 0;
-	id = stack_hash(s, seed);
 	if (bpf_map_lookup_elem(&stacks, &id))
 		return id;
 	if (bpf_map_update_elem(&stacks, &id, s, BPF_ANY)) {

@@ -32,9 +32,16 @@ static __always_inline bool has_loop(void)
 static long unwind_step(u32 i, void *arg)
 {
 	struct unwind_context *c = arg;
+	long stops;
 
-	if (!c->walk->in_loop)
-		return native_step(c->walk, c->task, c->memo) && !chain_has_rest(c->walk);
+	if (!c->walk->in_loop) {
+		stops = native_step(c->walk, c->task, c->memo);
+		if (stops == STEP_JAVA)
+			stops = java_step(c->walk, c->task);
+		else if (stops == STEP_V8)
+			stops = v8_step(c->walk, c->task);
+		return stops && !chain_has_rest(c->walk);
+	}
 	if (c->walk->process.runtime == RUNTIME_CHAIN)
 		return chain_step(c->walk, c->task) != 0;
 	return python_step(c->walk, c->task) != 0;

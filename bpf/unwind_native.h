@@ -180,6 +180,11 @@ unreadable:
 	return 1;
 }
 
+/* What native_step returns where another step is to be taken instead: called from unwind_step, as the stacks of
+ * all functions of a chain of calls may have 512 bytes together, and before Linux 6.8 each counts for 32 or more. */
+#define STEP_JAVA 2
+#define STEP_V8 3
+
 /* Puts one native frame and goes to its caller, or into an interpreter's frames; as unwind_step. `was_put`: 1:
  * other words were put instead of the frame; 0: none; -1: there was no room for them. */
 WALK_PART long native_step(struct unwind_walk *w, walked_task task, struct unwind_memo *memo)
@@ -220,9 +225,9 @@ mapped:
 		remember(memo, key, &rule); /* CFA_NONE where the file has no table */
 	}
 	if (rule.cfa == CFA_INTERPRETED)
-		return java_step(w, task);
+		return STEP_JAVA;
 	if (rule.cfa == CFA_V8)
-		return v8_step(w, task);
+		return STEP_V8;
 	is_loop = in_evaluation(w, look_at);
 	if (w->loop_before) {
 		w->loop_before = 0;

@@ -73,11 +73,9 @@ WALK_PART long v8_put(struct unwind_walk *w, walked_task task, u64 function, u64
 }
 
 /* Puts the frame at rbp; returns as v8_put. `is_builtin`: V8's own code runs it (interpreter, builtins). */
-WALK_PART long v8_put_frame(struct unwind_walk *w, walked_task task, u64 look_at, bool is_builtin)
+static __always_inline long v8_put_frame(struct unwind_walk *w, walked_task task, u64 look_at,
+					 bool is_builtin)
 {
-	if (!w)
-		return 0;
-
 	u64 at = w->bp, context = 0, function = 0, place = look_at;
 
 	if (at & 7 || on_stack(w, task, &context, at - V8_CONTEXT) || !v8_is_object(context) ||
