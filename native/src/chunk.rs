@@ -22,6 +22,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 use serde_json::{json, Value};
 
 use crate::columns::Column;
+use crate::packing;
 
 const MAGIC: &[u8; 4] = b"SCHK";
 const VERSION: u16 = 1;
@@ -137,22 +138,29 @@ fn array(values: &Bound<'_, PyAny>, ty: &DataType) -> PyResult<ArrayRef> {
     })
 }
 
-/// A table as a stream of Arrow, a record batch a part: (bytes, rows).
-fn encode_table(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<(Vec<u8>, usize)> {
+/// A table as record batches, one a part.
+fn batches(name: &str, parts: &[Bound<'_, PyDict>]) -> PyResult<Vec<RecordBatch>> {
     let schema =
         schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
-    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(bad)?;
-    let mut rows = 0;
-    for part in parts {
+    let batch = |part: &Bound<'_, PyDict>| {
         let columns = schema.fields().iter().map(|field| {
             let missing = || PyKeyError::new_err(format!("{name} lacks column {}", field.name()));
             array(&part.get_item(field.name())?.ok_or_else(missing)?, field.data_type())
         });
-        let batch = RecordBatch::try_new(schema.clone(), columns.collect::<PyResult<_>>()?);
-        let batch = batch.map_err(bad)?;
-        rows += batch.num_rows();
-        writer.write(&batch).map_err(bad)?;
+        RecordBatch::try_new(schema.clone(), columns.collect::<PyResult<_>>()?).map_err(bad)
+    };
+    parts.iter().map(batch).collect()
+}
+
+/// A table as a stream of Arrow: (bytes, rows).
+fn encode_table(name: &str, batches: &[RecordBatch]) -> PyResult<(Vec<u8>, usize)> {
+    let schema =
+        schemas().get(name).ok_or_else(|| PyKeyError::new_err(format!("no table {name}")))?;
+    let mut writer = StreamWriter::try_new(Vec::new(), schema).map_err(bad)?;
+    for batch in batches {
+        writer.write(batch).map_err(bad)?;
     }
+    let rows = batches.iter().map(RecordBatch::num_rows).sum();
     Ok((writer.into_inner().map_err(bad)?, rows))
 }
 
@@ -173,20 +181,31 @@ fn compressed(raw: &[u8], level: i32) -> std::io::Result<Vec<u8>> {
 }
 
 /// Encode one chunk: `meta` (the chunk's metadata) is JSON, each table a list of parts, each part
-/// columns by name; `level` is zstd's, None the usual one.
+/// columns by name. `packed`: in the order and with the numbers that take fewest bytes
+/// (`packing.rs`), by this level of zstd.
 #[pyfunction]
-#[pyo3(signature = (meta, tables, level=None))]
+#[pyo3(signature = (meta, tables, packed=None))]
 fn encode_chunk<'py>(
     py: Python<'py>,
     meta: &str,
     tables: Vec<(String, Vec<Bound<'py, PyDict>>)>,
-    level: Option<i32>,
+    packed: Option<i32>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut meta: Value = serde_json::from_str(meta).map_err(bad)?;
     let mut raw = Vec::new();
     let mut entries = Vec::new();
-    for (name, parts) in &tables {
-        let (bytes, rows) = encode_table(name, parts)?;
+    let mut arranged = Vec::with_capacity(tables.len());
+    for (name, parts) in tables {
+        let batches = batches(&name, &parts)?;
+        arranged.push((name, batches));
+    }
+    if packed.is_some() {
+        let number = meta["seq"].as_u64().unwrap_or(0);
+        let first_id = number.wrapping_mul(packing::IDS_A_CHUNK) + 1;
+        packing::pack(&mut arranged, first_id).map_err(bad)?;
+    }
+    for (name, batches) in &arranged {
+        let (bytes, rows) = encode_table(name, batches)?;
         entries.push(json!({
             "name": name, "offset": raw.len(), "length": bytes.len(), "rows": rows,
         }));
@@ -196,7 +215,7 @@ fn encode_chunk<'py>(
     meta["tables"] = json!(entries);
     let meta = meta.to_string();
     let out = py.detach(|| -> std::io::Result<Vec<u8>> {
-        let payload = compressed(&raw, level.unwrap_or(COMPRESSION))?;
+        let payload = compressed(&raw, packed.unwrap_or(COMPRESSION))?;
         let mut out = Vec::with_capacity(32 + meta.len() + payload.len());
         out.extend(MAGIC);
         out.extend(VERSION.to_le_bytes());

@@ -31,6 +31,7 @@ mod layout;
 mod lines;
 mod maps;
 mod memory;
+mod packing;
 mod perf;
 mod poller;
 mod protobuf;

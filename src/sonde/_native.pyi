@@ -439,10 +439,11 @@ class NativePoller:
 def encode_chunk(
     meta: str,
     tables: Sequence[tuple[str, Sequence[Mapping[str, object]]]],
-    level: int | None = None,
+    packed: int | None = None,
 ) -> bytes:
-    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values. `level`
-    is zstd's; None: the usual one."""
+    """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values.
+    `packed`: it is to take few bytes, by this level of zstd: rows are sorted, and stacks and frames
+    have numbers of this chunk (from `meta`'s `seq` on) instead of those that they were given."""
 
 def errors_contract() -> str:
     """abi/errors.json as compiled in."""

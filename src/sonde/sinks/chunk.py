@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from operator import itemgetter
 from typing import Any, Final
 
 from sonde import _native
@@ -15,18 +14,9 @@ from sonde import _native
 Row = tuple[Any, ...]
 MIN_COMPACTED: Final = 512
 """Rows of a table from which on they are made a part: each part takes some hundred bytes."""
-MIN_PACKED: Final = 2_048
-"""The same where bytes count more: more rows are sorted together."""
 PACKED_LEVEL: Final = 6
 """zstd's level where bytes count more than CPU time: 8 % less than by the usual 3, for some 13 ms
 more per MB of rows."""
-_ORDER: Final = {
-    "activity": ("kind", "name", "op", "pid", "tid"),
-    "sample": ("kind", "name", "pid", "tid"),
-    "usage": ("pid",),
-}
-"""By what rows are sorted there: like ones together take an eighth to a fifth less. Rows of one
-interval, thread and reason stay in their order, by which `query.wait_parts` joins tables."""
 _ARRAYS: Final = {"u64": "Q", "u32": "I", "i32": "i", "f64": "d"}
 """Types of columns (abi/tables.json) as type codes of `array`."""
 
@@ -53,11 +43,6 @@ def _as_columns(table: str, rows: Sequence[Row]) -> dict[str, object]:
     }
 
 
-@cache
-def _sort_key(table: str) -> Callable[[Row], Any]:
-    return itemgetter(*map(columns_of(table).index, _ORDER[table]))
-
-
 class ChunkBuilder:
     """Rows of one chunk, by table, in the column order of abi/tables.json."""
 
@@ -81,8 +66,8 @@ class ChunkBuilder:
         """Turn many rows into columns, which take less memory: each number of a row is an object,
         and a chunk has the rows of many ticks."""
         for table, rows in self.rows.items():
-            if len(rows) >= (MIN_PACKED if self._packed else MIN_COMPACTED):
-                self.add_part(table, self._columns(table, rows))
+            if len(rows) >= MIN_COMPACTED:
+                self.add_part(table, _as_columns(table, rows))
                 rows.clear()
 
     def encode(self, meta: Mapping[str, object]) -> bytes:
@@ -91,12 +76,7 @@ class ChunkBuilder:
         for table in sorted({*self.rows, *self.parts}):
             parts = list(self.parts.get(table, ()))
             if rows := self.rows.get(table):
-                parts.append(self._columns(table, rows))
+                parts.append(_as_columns(table, rows))
             tables.append((table, parts))
-        level = PACKED_LEVEL if self._packed else None
-        return _native.encode_chunk(json.dumps(meta), tables, level)
-
-    def _columns(self, table: str, rows: list[Row]) -> dict[str, object]:
-        if self._packed and table in _ORDER:
-            rows.sort(key=_sort_key(table))
-        return _as_columns(table, rows)
+        packed = PACKED_LEVEL if self._packed else None
+        return _native.encode_chunk(json.dumps(meta), tables, packed)
