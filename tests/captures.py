@@ -62,7 +62,10 @@ def filled(name: str, rows: Rows) -> pa.Table:
     return pa.Table.from_pylist(complete, table_schema(name))
 
 
-def chunk(tables: dict[str, pa.Table], /, *, version: int = 1, **meta: Any) -> bytes:
+def chunk(
+    tables: dict[str, pa.Table], /, *, version: int = 1, after: bytes = b"", **meta: Any
+) -> bytes:
+    """`after`: what follows the tables."""
     payload = b""
     listed = []
     for name, table in tables.items():
@@ -71,6 +74,7 @@ def chunk(tables: dict[str, pa.Table], /, *, version: int = 1, **meta: Any) -> b
             {"name": name, "offset": len(payload), "length": len(stream), "rows": table.num_rows}
         )
         payload += stream
+    payload += after
     whole_meta = {"raw_len": len(payload), "tables": listed, **meta}
     raw_meta = json.dumps(whole_meta).encode()
     compressed: bytes = pa.compress(payload, codec="zstd", asbytes=True)

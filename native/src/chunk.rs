@@ -23,9 +23,12 @@ use serde_json::{json, Value};
 
 use crate::columns::Column;
 use crate::packing;
+use sonde_rows::lengths;
 
 const MAGIC: &[u8; 4] = b"SCHK";
+/// Of a chunk with offsets as Arrow has them, and with lengths instead (`sonde_rows::lengths`).
 const VERSION: u16 = 1;
+const VERSION_WITH_LENGTHS: u16 = 2;
 /// zstd's level.
 const COMPRESSION: i32 = 3;
 const TABLES: &str = include_str!("../../abi/tables.json");
@@ -193,7 +196,7 @@ fn encode_chunk<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let mut meta: Value = serde_json::from_str(meta).map_err(bad)?;
     let mut raw = Vec::new();
-    let mut entries = Vec::new();
+    let (mut entries, mut runs) = (Vec::new(), Vec::new());
     let mut arranged = Vec::with_capacity(tables.len());
     for (name, parts) in tables {
         let batches = batches(&name, &parts)?;
@@ -206,11 +209,23 @@ fn encode_chunk<'py>(
     }
     for (name, batches) in &arranged {
         let (bytes, rows) = encode_table(name, batches)?;
+        if packed.is_some() {
+            let found = lengths::runs_of(&bytes, &schemas()[name]);
+            let found = found.ok_or_else(|| bad("a stream that is none"))?;
+            runs.extend(found.into_iter().map(|(at, count)| (raw.len() + at, count)));
+        }
         entries.push(json!({
             "name": name, "offset": raw.len(), "length": bytes.len(), "rows": rows,
         }));
         raw.extend(bytes);
     }
+    let version = match packed {
+        Some(_) => {
+            lengths::put(&mut raw, &runs).map_err(|it| bad(it.0))?;
+            VERSION_WITH_LENGTHS
+        }
+        None => VERSION,
+    };
     meta["raw_len"] = json!(raw.len());
     meta["tables"] = json!(entries);
     let meta = meta.to_string();
@@ -218,7 +233,7 @@ fn encode_chunk<'py>(
         let payload = compressed(&raw, packed.unwrap_or(COMPRESSION))?;
         let mut out = Vec::with_capacity(32 + meta.len() + payload.len());
         out.extend(MAGIC);
-        out.extend(VERSION.to_le_bytes());
+        out.extend(version.to_le_bytes());
         out.extend(0u16.to_le_bytes());
         out.extend((meta.len() as u32).to_le_bytes());
         out.extend(crc32fast::hash(meta.as_bytes()).to_le_bytes());

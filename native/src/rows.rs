@@ -15,7 +15,7 @@ use sonde_rows::{Chunk, ColumnSpec, Decoder, Kind, Refused, Rows, TableSpec, TOO
 /// The fields of `ColumnSpec`.
 type Column = (String, String, bool, bool, f64, f64, u64);
 /// The fields of `Chunk`, tables by name.
-type Origin<'py> = (Bound<'py, PyBytes>, usize, Vec<(String, usize, usize)>, i64, i64, usize);
+type Origin<'py> = (Bound<'py, PyBytes>, usize, bool, Vec<(String, usize, usize)>, i64, i64, usize);
 /// The fields of `Rows`.
 type Made = (HashMap<String, Block>, Vec<u64>);
 
@@ -107,7 +107,7 @@ impl RowDecoder {
     ) -> PyResult<Made> {
         let numbers = &self.numbers;
         let own = chunks.iter().map(|it| {
-            let (payload, unpacked_bytes, tables, shift_ns, end_ns, node) = it;
+            let (payload, unpacked_bytes, has_lengths, tables, shift_ns, end_ns, node) = it;
             let known = tables.iter().filter(|it| it.2 > 0);
             let tables = known
                 .filter_map(|(name, offset, length)| Some((*numbers.get(name)?, *offset, *length)))
@@ -115,6 +115,7 @@ impl RowDecoder {
             Chunk {
                 payload: payload.as_bytes(),
                 unpacked_bytes: *unpacked_bytes,
+                has_lengths: *has_lengths,
                 tables,
                 shift_ns: *shift_ns,
                 end_ns: *end_ns,

@@ -443,7 +443,8 @@ def encode_chunk(
 ) -> bytes:
     """One chunk: `meta` is JSON; a table is a list of parts, a part maps columns to values.
     `packed`: it is to take few bytes, by this level of zstd: rows are sorted, and stacks and frames
-    have numbers of this chunk (from `meta`'s `seq` on) instead of those that they were given."""
+    have numbers of this chunk (from `meta`'s `seq` on) instead of those that they were given, and
+    texts and lists have lengths (`query/lengths.py`)."""
 
 def errors_contract() -> str:
     """abi/errors.json as compiled in."""
@@ -803,10 +804,10 @@ class RowDecoder:
 
     def decode(
         self,
-        chunks: Sequence[tuple[bytes, int, Sequence[tuple[str, int, int]], int, int, int]],
+        chunks: Sequence[tuple[bytes, int, bool, Sequence[tuple[str, int, int]], int, int, int]],
         nodes: Sequence[str],
     ) -> tuple[dict[str, Block], list[int]]:
         """(streams of Arrow by table, rows of `sample` by chunk) of chunks: (payload, its unpacked
-        bytes, (table, offset, bytes) of each, ns to add to times, ns since 1970 of its end, number
-        of its node). Raises ValueError for what Sonde does not write, MemoryError where the rows
+        bytes, whether it has lengths instead of offsets, (table, offset, bytes) of each, ns to add
+        to times, ns since 1970 of its end, number of its node). Raises ValueError for what Sonde does not write, MemoryError where the rows
         would be beyond `most_bytes`."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,10 @@ import pyarrow.compute as pc
 import pytest
 
 import captures
-from sonde.query.framing import CHUNK_HEADER
+from sonde import _native
+from sonde.errors import CaptureError
+from sonde.query.capture import DamagedChunkError, chunk_meta
+from sonde.query.framing import CHUNK_HEADER, WITH_LENGTHS
 from sonde.query.validation import MAX_NUMBER, MAX_WEIGHT
 from sonde.store.chunks import OpenedChunk, joined, open_chunk
 from sonde.store.record import Record, digest_of
@@ -68,6 +72,48 @@ def test_both_make_the_same_rows_of_what_agents_sent() -> None:
         sample = tables["sample"]
         nodes = sample.column("node").to_pylist()
         assert nodes == sorted(nodes)
+
+
+def encoded_again(chunk: OpenedChunk, packed: int | None) -> OpenedChunk:
+    """The rows of a chunk as an agent encodes them for a server, or for a file."""
+    given, _ = joined([chunk])
+    tables = []
+    for name, table in given.items():
+        names = [it for it in table.column_names if not it.startswith("carry_")]
+        parts = [table.slice(0, table.num_rows // 3), table.slice(table.num_rows // 3)]
+        tables.append((name, [part.select(names).to_pydict() for part in parts]))
+    meta = json.dumps(chunk_meta(chunk.raw.meta))
+    return opened(_native.encode_chunk(meta, tables, packed))
+
+
+def test_a_packed_chunk_makes_the_same_rows() -> None:
+    for seq, body in enumerate(CHUNKS):
+        chunk = opened(as_of(body, "n", seq, NOW_NS))
+        packed, plain = encoded_again(chunk, 6), encoded_again(chunk, None)
+        assert (packed.raw.has_lengths, plain.raw.has_lengths) == (True, False)
+        assert len(packed.raw.payload) < len(plain.raw.payload)
+        reader = RowReader(SECRET)
+        (one, _, _), (other, _, _) = reader.read([packed]), reader.read([plain])
+        assert reader.refused_batches == 0
+        by_arrow_too, _ = by_arrow([packed])
+        for name in ("frame", "process", "thread"):  # of equal keys the first row is kept
+            assert set(one[name]["key"].to_pylist()) == set(other[name]["key"].to_pylist())
+        for tables in (one, other, by_arrow_too):
+            del tables["chunk"]
+        same(one, by_arrow_too)
+        same(one, other)
+
+
+@pytest.mark.parametrize("list_", [b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\0\xff\xff\xff\xff\1\0\0\0"])
+def test_a_chunk_with_a_wrong_list_of_lengths_is_refused(list_: bytes) -> None:
+    """Such a chunk costs itself: neither native code nor Arrow reads it."""
+    tables = {"metric": captures.filled("metric", [{"series": "a"}])}
+    given = captures.meta()
+    body = captures.chunk(tables, version=WITH_LENGTHS, after=list_, **given)
+    chunk = opened(body)
+    assert chunk.raw.has_lengths
+    with pytest.raises((DamagedChunkError, CaptureError)):
+        RowReader(SECRET).read([chunk])
 
 
 def test_rows_of_nodes_are_together_whatever_the_order_of_their_chunks() -> None:

@@ -25,6 +25,7 @@ use zstd::bulk::Decompressor;
 
 mod columns;
 pub mod keys;
+pub mod lengths;
 mod part;
 mod streams;
 
@@ -92,6 +93,8 @@ pub struct Chunk<'a> {
     /// One zstd frame.
     pub payload: &'a [u8],
     pub unpacked_bytes: usize,
+    /// It has lengths instead of offsets (`lengths`).
+    pub has_lengths: bool,
     /// Index of the table's spec, offset and length in the decompressed payload.
     pub tables: Vec<(usize, usize, usize)>,
     /// What is added to its times.
@@ -229,9 +232,13 @@ impl Decoder {
         unpacked.reserve(chunk.unpacked_bytes);
         let size = self.unpacker.decompress_to_buffer(chunk.payload, &mut unpacked);
         match size.map_err(|_| Refused("a payload that does not unpack"))? {
-            size if size == chunk.unpacked_bytes => Ok(unpacked),
-            _ => Err(Refused("a payload of another size")),
+            size if size == chunk.unpacked_bytes => {}
+            _ => return Err(Refused("a payload of another size")),
         }
+        if chunk.has_lengths {
+            lengths::restore(&mut unpacked)?;
+        }
+        Ok(unpacked)
     }
 
     fn read(

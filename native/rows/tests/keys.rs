@@ -38,8 +38,15 @@ fn what_is_no_chunk_is_refused() {
     let packed = zstd::bulk::compress(&content, 1).expect("zstd");
     let decode = |decoder: &mut Decoder, payload: &[u8], size: usize, tables: &[_]| {
         let tables = tables.to_vec();
-        let chunk =
-            Chunk { payload, unpacked_bytes: size, tables, shift_ns: 0, end_ns: 0, node: 0 };
+        let chunk = Chunk {
+            payload,
+            unpacked_bytes: size,
+            has_lengths: false,
+            tables,
+            shift_ns: 0,
+            end_ns: 0,
+            node: 0,
+        };
         decoder.decode(&[chunk], &["n".into()]).map(|it| it.tables.len()).map_err(|why| why.0)
     };
     let decoder = &mut decoder;
@@ -58,6 +65,7 @@ fn what_is_no_chunk_is_refused() {
         &[Chunk {
             payload: &packed,
             unpacked_bytes: 64,
+            has_lengths: true,
             tables: vec![],
             shift_ns: 0,
             end_ns: 0,

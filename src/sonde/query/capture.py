@@ -24,7 +24,7 @@ from sonde.errors import CaptureError, CaptureTooLarge, CaptureTruncated
 from sonde.input_files import open_input
 from sonde.limits import Budget, is_plausible, most_bytes
 from sonde.model.program_run import ProgramRun
-from sonde.query import framing, messages, validation
+from sonde.query import framing, lengths, messages, validation
 from sonde.query.merging import Merge
 from sonde.query.schema import TABLES, conform
 
@@ -297,7 +297,7 @@ def _ahead(
             except DamagedChunkError:
                 now = framing.BadChunk(chunk.end - size_bytes, size_bytes, at_end=False)
             else:
-                raw = pool.submit(_decompressed, chunk.payload, meta["raw_len"])
+                raw = pool.submit(_decompressed, chunk, meta["raw_len"])
                 now = _Begun(meta, raw, size_bytes, chunk.end)
         if before is not None:
             yield before
@@ -372,7 +372,7 @@ def streams_of(
     """
     meta = _plausible_meta(chunk, budget)
     with damage():
-        return meta, _streams_in(meta, _decompressed(chunk.payload, meta["raw_len"]), without)
+        return meta, _streams_in(meta, _decompressed(chunk, meta["raw_len"]), without)
 
 
 def _plausible_meta(chunk: framing.RawChunk, budget: Budget) -> dict[str, Any]:
@@ -384,8 +384,12 @@ def _plausible_meta(chunk: framing.RawChunk, budget: Budget) -> dict[str, Any]:
     return meta
 
 
-def _decompressed(payload: bytes, raw_len: int) -> pa.Buffer:
-    return pa.decompress(payload, decompressed_size=raw_len, codec="zstd")
+def _decompressed(chunk: framing.RawChunk, raw_len: int) -> pa.Buffer:
+    """Raises what `damage` turns into DamagedChunkError."""
+    raw = pa.decompress(chunk.payload, decompressed_size=raw_len, codec="zstd")
+    if chunk.has_lengths:
+        lengths.restore(raw)
+    return raw
 
 
 def _streams_in(

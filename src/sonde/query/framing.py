@@ -12,7 +12,8 @@ chunk   "SCHK" u16 version u16 flags u32 meta_len u32 meta_crc32
                     raw_len         bytes of the payload, decompressed
                     tables          of each: name, offset and length in the decompressed payload
                     last            true in the chunk with which the recorder closed the file
-        payload   one zstd frame: an Arrow IPC stream for each table
+        payload   one zstd frame: an Arrow IPC stream for each table; in version 2, which agents
+                  send to servers, with lengths instead of offsets (`lengths.py`)
 ```
 
 All little endian; checksums are CRC-32 as in zlib, `header_crc32` over the 28 bytes before it. A
@@ -39,6 +40,9 @@ FILE_HEADER = struct.Struct("<8sH6x")
 CHUNK_MAGIC = b"SCHK"
 CHUNK_HEADER = struct.Struct("<4sHHIIQII")
 VERSION = 1
+"""Of files, and of chunks in them."""
+WITH_LENGTHS = 2
+"""Version of a chunk that was packed to be sent."""
 
 _SCAN_BYTES = 1 << 20
 """Size of one read when the next header is searched for."""
@@ -60,6 +64,8 @@ class RawChunk:
     """Compressed."""
     end: int
     """Offset in the file of the byte after it."""
+    has_lengths: bool
+    """Its payload has lengths instead of offsets (`lengths.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ def _header_at(file: BinaryIO, position: int) -> _Header | None:
 def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -> RawChunk | None:
     """Read the chunk after its header, where the file is positioned; None if it is damaged."""
     end = position + header.size_bytes
-    if header.version != VERSION or end > size_bytes:
+    if header.version not in (VERSION, WITH_LENGTHS) or end > size_bytes:
         return None
     if header.meta_len > _MAX_META_BYTES or header.payload_len > _MAX_PAYLOAD_BYTES:
         return None
@@ -174,7 +180,7 @@ def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -
         return None
     if zlib.crc32(meta) != header.meta_crc32 or zlib.crc32(payload) != header.payload_crc32:
         return None
-    return RawChunk(meta, payload, end)
+    return RawChunk(meta, payload, end, header.version == WITH_LENGTHS)
 
 
 def _after_damage(

@@ -48,7 +48,7 @@ catalog."""
 
 UNPACKED_SHARE = 16
 """A chunk's decompressed size divided by this counts against `bytes_a_second`, where that is more
-than its size. Chunks of agents decompress to at most 8 times their size."""
+than its size. Chunks of agents decompress to some 13 times their size."""
 
 ACK_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, float("inf"))
 """Upper bounds of the histogram of times until chunks are acknowledged."""

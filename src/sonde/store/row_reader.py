@@ -92,13 +92,14 @@ class RowReader:
 
 def _source(
     chunk: OpenedChunk, node: int
-) -> tuple[bytes, int, list[tuple[str, int, int]], int, int, int]:
+) -> tuple[bytes, int, bool, list[tuple[str, int, int]], int, int, int]:
     """A chunk as `_native.RowDecoder.decode` takes it; `node`: index into its names."""
     meta = chunk.origin.meta
     tables = [(one["name"], one["offset"], one["length"]) for one in meta["tables"]]
     return (
         chunk.raw.payload,
         meta["raw_len"],
+        chunk.raw.has_lengths,
         tables,
         meta["wall_offset_ns"],
         chunk.origin.end_ns,
