@@ -104,7 +104,9 @@ def test_a_packed_chunk_makes_the_same_rows() -> None:
         same(one, other)
 
 
-@pytest.mark.parametrize("list_", [b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\0\xff\xff\xff\xff\1\0\0\0"])
+@pytest.mark.parametrize(
+    "list_", [b"\xff\xff\xff\xff", b"\1\0\0\0", b"\0\0\0\0\xff\xff\xff\xff\1\0\0\0"]
+)
 def test_a_chunk_with_a_wrong_list_of_lengths_is_refused(list_: bytes) -> None:
     """Such a chunk costs itself: neither native code nor Arrow reads it."""
     tables = {"metric": captures.filled("metric", [{"series": "a"}])}
