@@ -809,5 +809,6 @@ class RowDecoder:
     ) -> tuple[dict[str, Block], list[int]]:
         """(streams of Arrow by table, rows of `sample` by chunk) of chunks: (payload, its unpacked
         bytes, whether it has lengths instead of offsets, (table, offset, bytes) of each, ns to add
-        to times, ns since 1970 of its end, number of its node). Raises ValueError for what Sonde does not write, MemoryError where the rows
+        to times, ns since 1970 of its end, number of its node). Raises ValueError for what Sonde
+        does not write, MemoryError where the rows
         would be beyond `most_bytes`."""

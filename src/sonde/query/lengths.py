@@ -20,7 +20,8 @@ MAX_RUNS = 1_024
 
 
 def restore(payload: pa.Buffer) -> None:
-    """Make offsets of the lengths again, in place; the list stays. `payload`: decompressed, mutable.
+    """Make offsets of the lengths again, in place; the list stays. `payload`: decompressed,
+    mutable.
     Raises ValueError where it has no such list."""
     size = payload.size
     runs = int(np.frombuffer(payload, "<u4", 1, size - 4)[0]) if size >= 4 else MAX_RUNS + 1
