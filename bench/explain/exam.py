@@ -188,7 +188,7 @@ def _follow(
     truth, phase_over_ns = None, 0
     traced = args.trace and args.out / f"{path.stem}-{seed}.json.gz"
     for line in lines:
-        word, _, rest = line.partition(" ")
+        word, _, rest = line.strip().partition(" ")
         if word == "READY" and not args.smoke:
             pid = json.loads(rest)["pid"]
             name = f"{path.stem}-{seed}"

@@ -77,7 +77,8 @@ def require_at_most(build: Build, rates: LaunchRates, at_most: float) -> None:
 
 def measured(tracer: Tracer, before: LaunchRates, take: Callable[[float], RawTrace]) -> Price:
     """The price as a trace of TRIAL_S shows it on this process: by its launches `before`, in that
-    trace, and after it. Raises what `take` raises, which takes a trace of the seconds it is given."""
+    trace, and after it. Raises what `take` raises, which takes a trace of that many
+    seconds."""
     from sonde.analyze import trace_price
     from sonde.readers import device_trace
 
