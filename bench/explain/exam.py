@@ -234,7 +234,7 @@ def _began_ns(trace: Path) -> float:
 def _end(
     recorder: subprocess.Popen[str], pid: int, traced: Path | None, seconds: float, lane: Lane
 ) -> None:
-    """End a recording, then trace for so many seconds if asked to."""
+    """End a recording, then trace for this long if asked to."""
     recorder.send_signal(signal.SIGINT)
     if traced is not None:
         while recorder.poll() is None:  # its output is read elsewhere

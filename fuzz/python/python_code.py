@@ -5,7 +5,6 @@ process: names and line tables."""
 from __future__ import annotations
 
 import os
-import struct
 
 from data import Data
 from sonde import procfs
@@ -39,8 +38,8 @@ def one(raw: bytes) -> None:
     python.for_kernel(0x10000, is_musl=False)
     head = os.pread(_fd, python.code.linetable + 8, at)
     try:
-        code, lines = python_code._read(_file, 1, python, head, 0)
-    except (OSError, struct.error, UnicodeDecodeError, OverflowError):
+        [(code, lines)] = python_code._read(_file, 1, python, [head], 0)
+    except (OSError, ValueError):
         return  # as PythonCode takes it: not a code object
     assert len(code.function) <= python_code.MAX_TEXT and code.function.isprintable()
     for offset in (0, 2, 100, -1, 1 << 20):

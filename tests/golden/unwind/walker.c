@@ -35,6 +35,7 @@ static struct {
 	u64 fs_base;
 	u64 stops[STOP_MAX];
 	u64 steps;
+	struct task_struct *task;
 	reader reader;
 	u32 reads;
 	int whole_pages;
@@ -187,6 +188,11 @@ u64 bpf_task_pt_regs(struct task_struct *task)
 	return (u64)&of.registers;
 }
 
+u64 bpf_get_current_task(void)
+{
+	return (u64)of.task;
+}
+
 /*
  * Walk. Returns how many words the stack has, at most `most` of which are written; `result`: why it
  * ended, how many steps it took, and how often each thing was counted.
@@ -201,6 +207,7 @@ u32 walk(u64 *words, u32 most, u64 *result)
 	static struct unwind_walk w;
 	u32 count = 0;
 
+	of.task = &both.task;
 	both.more.mm = &of.mm;
 	both.more.thread.fsbase = of.fs_base;
 	both.task.tgid = of.process.tgid;

@@ -6,6 +6,7 @@
 #define SEC(name)
 #define __always_inline inline __attribute__((always_inline))
 #define __noinline __attribute__((noinline))
+#define __weak __attribute__((weak))
 #define __uint(name, value) int(*name)[value]
 #define __type(name, value) typeof(value) *name
 #define __array(name, value) typeof(value) *name[]
@@ -19,5 +20,6 @@ long bpf_probe_read_user(void *to, u32 size, const void *from);
 long bpf_get_stack(void *context, void *to, u32 size, u64 flags);
 u64 bpf_ktime_get_ns(void);
 u64 bpf_task_pt_regs(struct task_struct *task);
+u64 bpf_get_current_task(void);
 
 #endif
