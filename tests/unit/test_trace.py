@@ -264,6 +264,21 @@ def traced(tmp_path_factory):
     return build(tmp_path_factory.mktemp("stub"), names=("traced",)) / "traced"
 
 
+@pytest.fixture
+def begin(traced, library):
+    """Starts the program, for some rounds; it ends with the test, whatever becomes of that."""
+    started = []
+
+    def one(*rounds: int) -> subprocess.Popen[str]:
+        started.append(start(traced, library, *rounds, request="0:0"))
+        return started[-1]
+
+    yield one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     path = tmp_path_factory.mktemp("library") / "sonde-inject-0.so"
@@ -300,14 +315,14 @@ def test_a_trace_ends_before_another_profilers_begins_and_is_refused_meanwhile(t
 
 
 def test_the_command_traces_explains_and_states_its_price_first(
-    traced, library, monkeypatch, tmp_path, capsys
+    begin, monkeypatch, tmp_path, capsys
 ):
-    process = start(traced, library, 1_000, request="0:0")  # longer than any attempt takes
+    process = begin(1_000)  # longer than any attempt takes
     find(process.pid).close()
     monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
     monkeypatch.setattr(cupti_builds, "has_subscriber", lambda pid, build: False)
     path = tmp_path / "x.json.gz"
-    words = ["trace", str(process.pid), "-d", "0.2", "-o", str(path), "--no-stacks"]
+    words = ["trace", str(process.pid), "-d", "0.2", "-o", str(path), "--no-stacks", "--no-trial"]
     assert run(*words, "--dry-run") == 0
     assert not path.exists()
     assert "nothing was touched" in capsys.readouterr().err
@@ -325,14 +340,12 @@ def test_the_command_traces_explains_and_states_its_price_first(
     assert "price" in err.splitlines()[1]
     assert "afterwards" in err
     assert len(kineto.read(path).device) == outcome["kernels"]
-    process.kill()
-    process.communicate()
 
 
 def test_a_trace_that_leaves_too_much_behind_is_refused_before_cupti_is_touched(
-    traced, library, monkeypatch, tmp_path
+    begin, monkeypatch, tmp_path
 ):
-    process = start(traced, library, 1_000, request="0:0")
+    process = begin(1_000)
     find(process.pid).close()
     monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
     monkeypatch.setattr(Tracer, "take", lambda *_, **__: pytest.fail("traced"))
@@ -340,8 +353,6 @@ def test_a_trace_that_leaves_too_much_behind_is_refused_before_cupti_is_touched(
     with pytest.raises(TargetRefused, match=r"until the process ends, more than 0.001 %"):
         run(*words, "--no-stacks", "--at-most", "0.001")
     assert not list(tmp_path.iterdir())
-    process.kill()
-    process.communicate()
 
 
 class Chosen(NamedTuple):
@@ -477,7 +488,8 @@ def test_a_capture_of_that_name_is_found_before_anything_is_touched(monkeypatch,
 
 def test_captures_are_seen_while_launches_are_counted(monkeypatch):
     tracer = object.__new__(tracing.Tracer)
-    state = {"head": 0, "left_capturing": 3, "launches": 0, "every": 7}
+    state = dict.fromkeys(tracing._UNTIMED, 0)
+    state |= {"head": 0, "left_capturing": 3, "launches": 0, "every": 7}
     counts = [state, *[state | {"left_capturing": 4}] * 20]
 
     class Memory:

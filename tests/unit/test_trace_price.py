@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 
 from sonde import _native
 from sonde.analyze import trace_price
+from sonde.attach import cupti_builds
+from sonde.cli import main
 from sonde.cli import trace_price as price
 from sonde.collect.tracing import Tracer
 from sonde.model.device_trace import DeviceTrace, Kind
@@ -110,6 +113,48 @@ def test_it_reads_as_text():
     assert "not known" in price.text_of(price.Price(None, one))
 
 
+@pytest.fixture
+def steady(tmp_path):
+    """Starts a program that launches, this many ns apart."""
+    build(tmp_path, names=("steady",))
+    library = tmp_path / "sonde-inject-0.so"
+    library.write_bytes(_native.inject_library())
+    environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": "0:0"}
+    pipe = subprocess.PIPE
+    programs = []
+
+    def start(pause_ns: int) -> subprocess.Popen[str]:
+        words = [tmp_path / "steady", str(pause_ns)]
+        programs.append(
+            subprocess.Popen(words, env=environment, stdin=pipe, stdout=pipe, text=True)
+        )
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.kill()
+        program.communicate()
+
+
+def test_the_command_states_the_price_of_a_trial_before_the_trace(
+    steady, monkeypatch, tmp_path, capsys
+):
+    program = steady(300_000)
+    find(program.pid).close()
+    monkeypatch.setattr(cupti_builds, "require", lambda pid: cupti_builds.proved()[0])
+    monkeypatch.setattr(cupti_builds, "has_subscriber", lambda pid, build: False)
+    words = ["trace", str(program.pid), "-d", "0.2", "-o", str(tmp_path / "x.json.gz")]
+    args = main.build_command_parser("trace").parse_args([*words, "--no-stacks", "--json"])
+    assert args.run(args) == 0
+    out, err = capsys.readouterr()
+    outcome = json.loads(out)
+    assert outcome["kernels"] > 0
+    assert outcome["launches_a_second"] > 0
+    assert set(outcome["price"]) == {"during", "after"}
+    assert "at most" in err
+    assert f"trial of {price.TRIAL_S:g} s" in err
+
+
 class Counting(Tracer):
     """Asks the program for its own count where launches are counted."""
 
@@ -129,26 +174,15 @@ class Counting(Tracer):
 
 
 @pytest.mark.parametrize("pause_ns", [4_000_000, 300_000, 50_000])
-def test_launches_a_second_are_those_that_the_program_counts(tmp_path, pause_ns):
+def test_launches_a_second_are_those_that_the_program_counts(steady, pause_ns):
     """Also right after the stride changed: what was left of a block counted twice, +16 %."""
-    build(tmp_path, names=("steady",))
-    library = tmp_path / "sonde-inject-0.so"
-    library.write_bytes(_native.inject_library())
-    environment = {**os.environ, "LD_PRELOAD": str(library), "SONDE_INJECT": "0:0"}
-    pipe = subprocess.PIPE
-    program = subprocess.Popen(
-        [tmp_path / "steady", str(pause_ns)], env=environment, stdin=pipe, stdout=pipe, text=True
-    )
-    try:
-        with find(program.pid) as memory, Counting(program.pid, memory) as tracer:
-            tracer.program = program
-            tracer.prepare()
-            rates = tracer.rates()
-            assert rates.launches == pytest.approx(tracer.truth, rel=0.05)
-            assert rates.replays == 0
-            assert {one.what for one in rates.counted} == {"shorter(float*)"}
-            found = price.measured(tracer, rates, tracer.take)
-            assert found.after is not None  # the stub's kernels have no times to state `during` by
-    finally:
-        program.kill()
-        program.communicate()
+    program = steady(pause_ns)
+    with find(program.pid) as memory, Counting(program.pid, memory) as tracer:
+        tracer.program = program
+        tracer.prepare()
+        rates = tracer.rates()
+        assert rates.launches == pytest.approx(tracer.truth, rel=0.05)
+        assert rates.replays == 0
+        assert {one.what for one in rates.counted} == {"shorter(float*)"}
+        found = price.measured(tracer, rates, tracer.take)
+        assert found.after is not None  # the stub's kernels have no times to state `during` by
