@@ -24,15 +24,16 @@ server.answer(0, None)
 while length := link.recv(4, socket.MSG_WAITALL):
     server.waits.begin()
     request = marshal.loads(link.recv(struct.unpack("<I", length)[0], socket.MSG_WAITALL))
-    if request[1] == "hangs":
-        time.sleep(100)
-    if request[1] == "slow":
-        time.sleep(0.015)
-    if request[1] == "busy":
-        until_s = time.thread_time() + 0.015
-        while time.thread_time() < until_s:
-            pass
-    server.answer(0, request[1])
+    for text in request[1] if request[0] == "each" else [request[1]]:
+        if text == "hangs":
+            time.sleep(100)
+        if text == "slow":
+            time.sleep(0.015)
+        if text == "busy":
+            until_s = time.thread_time() + 0.015
+            while time.thread_time() < until_s:
+                pass
+        server.answer(0, text)
 """
 GOOD, BAD = 1, 100_000
 """Processes of one party, and from this number on of another."""
@@ -119,3 +120,13 @@ def test_a_child_that_computes_for_an_answer_costs_nobody_s_patience(
     monkeypatch.setattr(patience, "BRIEF_S", 0.1)
     answered, _ = ask_again_and_again(slow, "busy", range(BAD, BAD + 30))
     assert answered == 30
+
+
+def test_a_list_of_processes_that_hang_costs_a_few_deadlines(slow: Broker) -> None:
+    """Each costs a deadline and a new child, under the lock that everybody needs."""
+    whos = [*range(BAD, BAD + 60), GOOD]
+    began_s = time.monotonic()
+    found = slow.each(whos, ["hangs"] * 60 + ["there"], 100)
+    took_s = time.monotonic() - began_s
+    assert found == [None] * 60 + ["there"]
+    assert took_s < 6

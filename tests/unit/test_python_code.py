@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,7 @@ from sonde.resolve import naming_budget
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
-from sonde.unwind import PythonCode
+from sonde.unwind import PythonCode, python_code
 from sonde.unwind.cpython import (
     FoundInterpreter,
     Interpreter,
@@ -321,3 +322,21 @@ def test_code_objects_that_were_replaced_are_noticed_together(python, monkeypatc
         code.trust_ns = 1 << 60  # what `frame` finds is what was read ahead
         assert code.frame(owners, word, where, _native.FrameCache()).frame.function == "second"
         program.kill()
+
+
+def test_line_tables_keep_no_code_object_alive():
+    """An empty one takes 33 bytes; the code object that it is of took 1 kB beside it, uncounted."""
+    tables = python_code._LineTables(1 << 20)
+    for _ in range(3):
+        code = python_code._CodeObject(b"", "f", "x.py", "", 1, None, 0)
+        kept = weakref.ref(code)
+        tables.add(code, b"")
+        del code
+        assert kept() is None
+    code = python_code._CodeObject(b"", "f", "x.py", "", 1, None, 0)
+    tables.add(code, b"lines")
+    assert code.lines == b"lines"
+    assert tables.bytes == sys.getsizeof(b"lines")
+    for _ in range(1 << 15):
+        tables.add(python_code._CodeObject(b"", "f", "x.py", "", 1, None, 0), b"")
+    assert code.lines is None

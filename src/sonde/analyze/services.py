@@ -24,6 +24,8 @@ FIRST = 0.2
 metrics in a program that computes does not."""
 CALLED = 0.05
 """Of the waits of a service, ended by another one: one of them asks the other."""
+COMPARED = 32
+"""Services that are compared with each other: those with most time in requests."""
 LEAST_EVENTS = 10
 """Waits and samples of a service's threads; fewer show no rule."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
@@ -83,6 +85,7 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
         if any(one.service == TASK_LOOP and not one.serves for one in totals)
     }
     found: dict[tuple[int, str, str], Service] = defaultdict(Service)
+    recorded = {one.pid for one in timeline.tracks}
     busiest = 0
     for track, totals in by_track.items():
         one = timeline.tracks[track]
@@ -92,7 +95,7 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
         if key is None:
             busiest = max(busiest, sum(each.ns for each in totals if each.kind in _BUSY))
             continue
-        service = found[_root(timeline, one.pid), *key]
+        service = found[_root(timeline, one.pid, recorded), *key]
         mine = [_pending(timeline, each, working) for each in totals]
         service.totals[track] = [each for each in mine if _is_for_request(each)]
         service.waits += [each for each in mine if each.serves]
@@ -108,6 +111,7 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
         # Who only takes connections and hands them on answers nothing.
         if one.ns >= least and _events(one) >= LEAST_EVENTS and (one.name or root not in named)
     ]
+    large = sorted(large, key=lambda one: -one.ns)[:COMPARED]
     # A connection that the program reads itself may be one for requests of its other threads.
     return sorted(
         large, key=lambda one: (_is_asked(one, large), one.file in CONNECTION_LOOPS, -one.ns)
@@ -130,9 +134,8 @@ def _key(totals: Iterable[Total], takes_requests: bool) -> tuple[str, str] | Non
     return max(known, key=lambda key: known[key], default=None)
 
 
-def _root(timeline: Timeline, pid: int) -> int:
+def _root(timeline: Timeline, pid: int, recorded: Container[int]) -> int:
     """The outermost recorded process that a process descends from: servers fork workers."""
-    recorded = {one.pid for one in timeline.tracks}
     return next((one for one in [*timeline.ancestors(pid)][::-1] if one in recorded), pid)
 
 

@@ -338,12 +338,13 @@ def _with_timers(found: ThreadTime, timeline: Timeline, totals: Iterable[Total])
     for one in waits:
         if one.waker_track >= 0 and one.waker_track not in tracks:
             ended[one.waker_track] += one.waker_ns
-    if len(tracks) != 1 or not ended:
+    all_ended = sum(ended.values())
+    if len(tracks) != 1 or not all_ended:  # waits without a length have one of 0
         return
     (mine,) = tracks
     back = {track: timeline.ended_ns.get((track, mine), 0) for track in ended}
     both = sum(ns * max(0, length + back[track] - window) for track, ns in ended.items())
-    moved = min(both // sum(ended.values()), length, found.ns[Cause.INPUT])
+    moved = min(both // all_ended, length, found.ns[Cause.INPUT])
     if moved <= 0:
         return
     for one in waits:

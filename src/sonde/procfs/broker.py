@@ -151,11 +151,12 @@ class Broker:
         not be read."""
         found: list[bytes | None] = [None] * len(paths)
         with self._exchange():
-            waiting = [
-                number for number in range(len(paths)) if not self.patience.is_hung(whos[number])
-            ]
+            waiting = list(range(len(paths)))
             while waiting:
                 asked, waiting = waiting[:MAX_EACH], waiting[MAX_EACH:]
+                asked = [number for number in asked if self._may_ask(whos[number])]
+                if not asked:
+                    continue
                 try:
                     self._send(("each", [paths[number] for number in asked], limit))
                 except OSError:
@@ -170,6 +171,14 @@ class Broker:
                         if self._link is None:
                             return found
         return found
+
+    def _may_ask(self, who: int) -> bool:
+        """Whether neither the process nor its party has made us wait too long: each that does not
+        answer costs a deadline, under the lock that everybody needs."""
+        patience = self.patience
+        return not (
+            patience.is_hung(who) or patience.is_exhausted(who) or self.abandoned.is_crowded(who)
+        )
 
     def first_locked(self, whos: Sequence[int]) -> int | None:
         """The first of these processes whose map lock cannot be taken in time (`map_costs`). It is

@@ -51,15 +51,16 @@ _JAVA: Final = _Options(
         | {b"--upgrade-module-path", b"--enable-native-access", b"--source"}
     ),
 )
+_PHP: Final = _Options(b"rBRE", b"nqCH", b"", frozenset({b"-d", b"-c", b"-z"}))
 _FAMILIES: Final = {
     b"java": _JAVA,
     b"python": _PYTHON,
     b"pypy": _PYTHON,
     **dict.fromkeys((b"bash", b"dash", b"zsh", b"sh"), _SHELL),
-    b"perl": _Options(b"eE", b"wWTtUu", b"IMm"),
+    b"perl": _Options(b"eE", b"wWTtUu", b"IMm", frozenset({b"-I"})),
     b"ruby": _Options(b"e", b"wvW", b"IrKT", frozenset({b"-r", b"-I"})),
     b"node": _Options(b"ep", b"i", b"", frozenset({b"-r", b"--require", b"--import"})),
-    b"php": _Options(b"rBRE", b"nqCH", b"", frozenset({b"-d", b"-c", b"-z"})),
+    b"php": _PHP,
     b"Rscript": _Options(b"e", b""),
 }
 _CODE: Final = frozenset({b"--eval", b"--print", b"--run", b"--command", b"--process-code"})
@@ -180,7 +181,11 @@ def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], lis
         letters = option[1:]
         if option == b"--":
             at += 1
+            if options is _PHP:  # its script is standard input then
+                return [], arguments[at:]
             break
+        if option.startswith(b"--module="):
+            return [], arguments[at:]
         if option == b"-m" and options is _PYTHON:
             module = arguments[at + 1 : at + 2]
             is_named = bool(module) and bool(_MODULE.match(module[0]))

@@ -15,6 +15,7 @@ import os
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ MAX_CACHED_FRAMES: Final = 16_384
 """In the caches of processes, by which native code names whole stacks; then they are cleared."""
 MAX_CACHED_BYTES: Final = 24 << 20
 """Of frames that were put there since they were cleared."""
+_REFERENCE_BYTES: Final = 100
 _CODE_BYTES: Final = 400
 """Memory of a code object beside what its head and its texts take."""
 TRUST_NS: Final = 200_000_000
@@ -74,7 +76,7 @@ NO_FRAME: Final = KnownFrame(0, _UNKNOWN)
 _INSTALLED: Final = ("/site-packages/", "/dist-packages/")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _CodeObject:
     head: bytes
     """Its first bytes, to the end of the pointer to the line table."""
@@ -95,29 +97,32 @@ def _code_bytes(code: _CodeObject) -> int:
 
 
 class _LineTables:
-    """Evicts the oldest half of the line tables when a limit of bytes is reached."""
+    """Evicts the oldest half of the line tables when a limit of bytes is reached. Keeps no code
+    object alive."""
 
     def __init__(self, limit_bytes: int) -> None:
         self._half_bytes = limit_bytes // 2
-        self._old: list[_CodeObject] = []
-        self._young: list[_CodeObject] = []
+        self._old: list[weakref.ref[_CodeObject]] = []
+        self._young: list[weakref.ref[_CodeObject]] = []
         self._young_bytes = 0
 
     def add(self, code: _CodeObject, lines: bytes) -> None:
         """Set the line table of a code object; evict others if necessary."""
-        if self._young_bytes + sys.getsizeof(lines) > self._half_bytes:
+        size = sys.getsizeof(lines) + _REFERENCE_BYTES
+        if self._young_bytes + size > self._half_bytes:
             for it in self._old:
-                it.lines = None
+                if (old := it()) is not None:
+                    old.lines = None
             self._old, self._young, self._young_bytes = self._young, [], 0
         code.lines = lines
-        self._young.append(code)
-        self._young_bytes += sys.getsizeof(lines)
+        self._young.append(weakref.ref(code))
+        self._young_bytes += size
 
     @property
     def bytes(self) -> int:
         """Size of all line tables now."""
-        held = (it.lines for it in (*self._old, *self._young))
-        return sum(sys.getsizeof(lines) for lines in held if lines is not None)
+        held = [it for each in (*self._old, *self._young) if (it := each()) is not None]
+        return sum(sys.getsizeof(it.lines) for it in held if it.lines is not None)
 
 
 class PythonCode:
