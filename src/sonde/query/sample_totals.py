@@ -20,12 +20,21 @@ FAULT_FRAMES = (
 )
 """Functions of the kernel that allocate or free memory of the program: both are costs of new
 mappings."""
+_FILE_CALLS = ("close", "newfstat", "newfstatat", "lseek", "fcntl", "getdents64")
 FILE_FRAMES = (
     *("vfs_read", "vfs_write", "vfs_readv", "vfs_writev", "vfs_fsync_range", "ksys_read"),
     *("ksys_write", "do_sys_openat2", "__sys_sendto", "__sys_recvfrom", "__sys_sendmsg"),
     *("__sys_recvmsg", "io_submit_one", "vfs_iter_read", "vfs_iter_write"),
+    *("vfs_fstat", "vfs_fstatat", "vfs_statx", "ksys_lseek", "iterate_dir", "do_unlinkat"),
+    *("do_renameat2", "do_mkdirat", "do_faccessat", "vfs_fallocate", "do_truncate"),
+    *(f"__{machine}_sys_{call}" for machine in ("x64", "arm64") for call in _FILE_CALLS),
 )
-"""Functions of the kernel that read or write files or sockets for the thread."""
+"""Functions of the kernel that open, read, write or close files or sockets for the thread."""
+FILE_LINE = 0.33
+"""A line whose CPU time is in such functions for this share does nothing else: what the interpreter
+and libc add to its calls is a cost of files, too."""
+FILE_LINE_SAMPLES = 4
+"""Fewer samples in such functions show no line."""
 _YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
 """Functions by which a thread gives its CPU to others."""
 _LAUNCHES = (
@@ -114,7 +123,7 @@ def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture
         (frames.holding(stacks, FAULT_FRAMES) & ~is_input & ~in_queue, Activity.PAGE_FAULT),
         # The thread takes what another thread or process produced out of a queue or a pipe.
         (is_code & in_queue, Activity.INPUT),
-        (is_code & frames.holding(stacks, FILE_FRAMES), Activity.FILE),
+        (_on_files(tracks, frames, rows, is_code), Activity.FILE),
     ]
     activities: I64 = np.select(
         [applies for applies, _ in by_priority],
@@ -122,6 +131,28 @@ def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture
         by_stack.astype(np.int64),
     )
     return activities
+
+
+def _on_files(tracks: ThreadTracks, frames: Frames, rows: pa.Table, is_code: Mask) -> Mask:
+    """Whether each row is in a system call on a file, or at a line of the program that does little
+    else: 8 KB from the page cache take less time in the kernel than in what opens the file."""
+    stacks = rows.column("stack_id")
+    row = frames.row_of(stacks)
+    in_calls: Mask = is_code & frames.holding(stacks, FILE_FRAMES)
+    location = frames.roles.location[row].astype(np.int64)
+    plain = is_code & frames.roles.own_python_innermost[row] & (location >= 0)
+    if not (in_calls & plain).any():
+        return in_calls
+    keys = (tracks.of_rows(rows).astype(np.int64) << 32) | np.maximum(location, 0)
+    _, line = np.unique(keys, return_inverse=True)
+    weight, count = int64_column(rows, "weight_ns"), int64_column(rows, "weight_count")
+    file_ns = np.bincount(line, weight * (in_calls & plain))
+    samples = np.bincount(line, count * (in_calls & plain))
+    is_file_line = (file_ns >= FILE_LINE * np.bincount(line, weight * plain)) & (
+        samples >= FILE_LINE_SAMPLES
+    )
+    found: Mask = in_calls | (plain & is_file_line[line])
+    return found
 
 
 def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
