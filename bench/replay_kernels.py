@@ -30,6 +30,7 @@ SMALL = ("decode", "graph_short")
 """Loops of short replays, whose lasting price is more than half a percent."""
 RATES = 4
 POINTS = 0.03
+_CUT = "…"
 LEAST = 0.005
 """Smaller shares are not compared."""
 
@@ -60,11 +61,17 @@ def trace(pid: int, seconds: float, at_most: float, folder: Path) -> dict[str, A
 
 
 def _share_of(name: str, traced: dict[str, float]) -> float:
-    """The share of a kernel among those of a trace, whose long names are cut."""
+    """The share of a kernel among those of a trace, whose long names lack their middle or end."""
     if name in traced:
         return traced[name]
-    cut = [key for key in traced if key.endswith("…") and name.startswith(key[:-1])]
+    cut = [key for key in traced if _CUT in key and _is_cut_from(key, name)]
     return traced[cut[0]] if len(cut) == 1 else 0.0
+
+
+def _is_cut_from(key: str, name: str) -> bool:
+    begin, _, end = key.partition(_CUT)
+    # What a name ends with is written in other ways: as the return type's end, as its parameters.
+    return name.startswith(begin) and (not end or end.rstrip(")") in name)
 
 
 def compared(

@@ -22,6 +22,15 @@ def test_a_truth_is_of_a_step_and_the_pace_before_the_trace():
     assert (whole["truth"], whole["share"]) == (pytest.approx(0.9), pytest.approx(0.9))
 
 
+@pytest.mark.parametrize("cut", ["norm<Half, la…", "norm<Half, …Impl(Tensor))"])
+def test_a_long_name_that_was_cut_is_found(cut):
+    windows = [{"steps": 10, "kernels": {"norm<Half, lambda>(int, Impl(Tensor)...)": 5_000_000},
+                "kernels_ns": 5_000_000}]  # fmt: skip
+    outcome = {"in_replays": [{"name": cut, "share": 0.5}, {"name": "gemm…", "share": 0.1}]}
+    norm, _ = compared(outcome, windows, 1_000.0)
+    assert norm["share"] == 0.5
+
+
 @pytest.mark.parametrize(
     ("changed", "well"),
     [

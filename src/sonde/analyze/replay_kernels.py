@@ -19,7 +19,7 @@ from sonde.model.timeline import F64, I64
 
 MOST_LEFT_OUT = 0.05
 """Replays that are not whole in a trace, of all: if more are, nothing is stated of them."""
-RATE_ERROR = 0.08
+RATE_ERROR = 0.02
 """Error of the count of replays in a second, of it."""
 LEAST_REPLAYS = 5
 """Of fewer whole replays nothing is stated."""
