@@ -278,11 +278,16 @@ static __always_inline void enter(void *ctx, struct task_struct *task, struct to
 		.bytes = bytes,
 		.tid = key.tid,
 		.kind = kind,
+		.party = t->party,
 	};
 
 	m.weight = stack_weight(&t->maps, kind, bpf_ktime_get_ns());
 	if (bytes >= SURE_BYTES)
 		m.weight = 1;
+	if (m.weight && !may_follow(t->party)) {
+		count_loss(LOSS_MAPPINGS);
+		m.weight = 0;
+	}
 	if (m.weight)
 		key.stack_id = m.stack_id = user_stack(ctx, task, key.start_ns ^ key.tgid);
 	add(&key, 1, bytes, m.weight, bytes * m.weight);

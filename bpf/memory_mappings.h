@@ -7,6 +7,9 @@
 #define SONDE_MEMORY_MAPPINGS_H
 
 #define PIECES 16 /* followed mappings looked at in one unmapped range; others stay followed */
+#define MOST_MAPPINGS 16384
+#define MAPPINGS_OF_ONE_PARTY                                                                      \
+	16 /* of the last quarter: as long as fewer than this part of all are its own */
 
 SWAPPED_ROWS(memory, struct memory_key, struct memory_value, 8192)
 SPARE_ROWS(memory, struct memory_key, struct memory_value, 2048)
@@ -14,17 +17,33 @@ SPARE_ROWS(memory, struct memory_key, struct memory_value, 2048)
 /* Mappings that are followed, by where they begin; and where they begin, by where they end. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, MOST_MAPPINGS);
 	__type(key, struct memory_place);
 	__type(value, struct memory_mapping);
 } mappings SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, MOST_MAPPINGS);
 	__type(key, struct memory_place);
 	__type(value, u64);
 } mapping_ends SEC(".maps");
+
+/* How many are followed: of all, and of each party (party.h) but the machine's root. User space, which stops
+ * following others, sets both whenever it has compared all. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} mappings_followed SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 2048);
+	__type(key, u64);
+	__type(value, u64);
+} mapping_parties SEC(".maps");
 
 /* Adds to the row of `key`, else to a coarser one; where there is neither, that is a loss. */
 static __always_inline void add(const struct memory_key *key, u64 count, u64 bytes, u64 weight,
@@ -54,25 +73,63 @@ static __always_inline void add(const struct memory_key *key, u64 count, u64 byt
 	row->weight_bytes += weight_bytes;
 }
 
+/* Whether another mapping of `party` is followed. Anybody can map what takes no memory: so three quarters
+ * are first come, first served, and of the last one a party that is not the machine's root has its share.
+ * What is not followed gets no stack either: else all that it maps and unmaps would seem to be held. */
+static __always_inline bool may_follow(u64 party)
+{
+	const u32 first = 0;
+	const u64 *all = bpf_map_lookup_elem(&mappings_followed, &first), *of_party;
+
+	if (!all || *all >= MOST_MAPPINGS)
+		return false;
+	if (!party || *all < MOST_MAPPINGS / 4 * 3)
+		return true;
+	of_party = bpf_map_lookup_elem(&mapping_parties, &party);
+	return !of_party || *of_party < MOST_MAPPINGS / MAPPINGS_OF_ONE_PARTY;
+}
+
+/* One mapping of `party` more or fewer (-1) is followed. */
+static __always_inline void count_followed(u64 party, s64 more)
+{
+	const u32 first = 0;
+	const u64 one = 1;
+	u64 *count = bpf_map_lookup_elem(&mappings_followed, &first);
+
+	if (count && (more > 0 || *count))
+		ADD_TO(*count, more);
+	if (!party)
+		return;
+	count = bpf_map_lookup_elem(&mapping_parties, &party);
+	if (count && (more > 0 || *count))
+		ADD_TO(*count, more);
+	else if (!count && more > 0)
+		bpf_map_update_elem(&mapping_parties, &party, &one, BPF_NOEXIST);
+}
+
 static __always_inline void follow(u32 tgid, u64 from, const struct memory_mapping *m)
 {
 	struct memory_place begin = {.address = from, .tgid = tgid};
 	struct memory_place end = {.address = from + m->bytes, .tgid = tgid};
+	bool is_known = bpf_map_lookup_elem(&mappings, &begin);
 
 	if (bpf_map_update_elem(&mappings, &begin, m, BPF_ANY)) {
 		count_loss(LOSS_MAPPINGS);
 		return;
 	}
+	if (!is_known)
+		count_followed(m->party, 1);
 	if (bpf_map_update_elem(&mapping_ends, &end, &from, BPF_ANY))
 		count_loss(LOSS_MAPPINGS);
 }
 
-static __always_inline void forget(u32 tgid, u64 from, u64 to)
+static __always_inline void forget(u32 tgid, u64 from, const struct memory_mapping *m)
 {
 	struct memory_place begin = {.address = from, .tgid = tgid};
-	struct memory_place end = {.address = to, .tgid = tgid};
+	struct memory_place end = {.address = from + m->bytes, .tgid = tgid};
 
-	bpf_map_delete_elem(&mappings, &begin);
+	if (!bpf_map_delete_elem(&mappings, &begin))
+		count_followed(m->party, -1);
 	bpf_map_delete_elem(&mapping_ends, &end);
 }
 
@@ -140,7 +197,7 @@ static long leave_piece(u32 i, void *arg)
 		return 1;
 	m = *known;
 	to = from + m.bytes;
-	forget(l->tgid, from, to);
+	forget(l->tgid, from, &m);
 	if (from < l->from) { /* its tail */
 		gone = l->to - l->from;
 		given_back(l->tgid, &m, gone);

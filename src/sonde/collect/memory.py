@@ -10,6 +10,7 @@ import platform
 import struct
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -30,7 +31,7 @@ FIELDS = (
 )
 MAPPING_FIELDS = (
     *("address", "tgid"),
-    *("start_ns", "stack_id", "bytes", "tid", "weight", "kind", "is_part"),
+    *("start_ns", "stack_id", "bytes", "tid", "weight", "kind", "is_part", "party"),
 )
 KINDS: Final = {
     1: ("faulted", "read"),
@@ -95,6 +96,8 @@ class MemoryCollector(Attached):
         """Times that not all of what a process has mapped was read."""
         self._compare_until_s = 0.0
         """This thread's CPU time at which a comparison reads no more."""
+        self._parties: set[int] = set()
+        """Those of the mappings that were followed at the last comparison, but the machine's root."""
         self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
@@ -167,9 +170,9 @@ class MemoryCollector(Attached):
         it ended is not reported: the rows are to show what it had come to hold.
         """
         space: dict[tuple[int, int], list[Range] | None] = {}
-        for address, pid, start, stack_id, size, tid, weight, number, is_part in self._bpf.entries(
-            "mappings"
-        ):
+        followed: Counter[int] = Counter()
+        for entry in self._bpf.entries("mappings"):
+            address, pid, start, stack_id, size, tid, weight, number, is_part, party = entry
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
             if address + size >= _ALL:  # no mapping is this large: the entry is wrong
@@ -182,6 +185,7 @@ class MemoryCollector(Attached):
             ranges = space[key]
             pieces = [] if ranges is None else pieces_of(ranges, address, address + size)
             if pieces == [(address, address + size)]:
+                followed[party] += 1
                 continue
             with suppress(FileNotFoundError):
                 self._bpf.delete_hash("mapping_ends", _place(address + size, pid))
@@ -194,19 +198,33 @@ class MemoryCollector(Attached):
             for index, (since, until) in enumerate(pieces):
                 whose = (start, stack_id, until - since, tid, weight, number)
                 if index < MAX_PIECES:
-                    self._follow(pid, since, until, (*whose, is_part or index > 0))
+                    self._follow(pid, since, until, (*whose, is_part or index > 0, party))
+                    followed[party] += 1
                 else:
                     self._unfollowed += 1
             gone = size - sum(until - since for since, until in pieces)
             self._add(batch, since_ns, ("unmapped", KINDS[number][1]), 0, 0,
                       0 if pieces or is_part else weight, weight * gone,
                       who=(pid, start_ns, tid), stack_id=stack_id, is_total=False)  # fmt: skip
+        self._count_followed(followed)
+
+    def _count_followed(self, followed: Mapping[int, int]) -> None:
+        """How many mappings of each party the BPF programs count from now on. What they began to
+        follow meanwhile is missing until the next comparison."""
+        self._bpf.set_hash("mappings_followed", bytes(4), struct.pack("=Q", sum(followed.values())))
+        for party in self._parties.difference(followed):
+            with suppress(FileNotFoundError):  # it was the longest unused of too many
+                self._bpf.delete_hash("mapping_parties", struct.pack("=Q", party))
+        self._parties = {party for party in followed if party}
+        for party in self._parties:
+            self._bpf.set_hash("mapping_parties", struct.pack("=Q", party),
+                               struct.pack("=Q", followed[party]))  # fmt: skip
 
     def _follow(self, pid: int, since: int, until: int, mapping: tuple[int, ...]) -> None:
         """Have a piece that is left of a mapping followed; `mapping`: the fields of `struct
         memory_mapping`."""
         try:
-            self._bpf.set_hash("mappings", _place(since, pid), struct.pack("=QQQIIII", *mapping))
+            self._bpf.set_hash("mappings", _place(since, pid), struct.pack("=QQQIIIIQ", *mapping))
             self._bpf.set_hash("mapping_ends", _place(until, pid), struct.pack("=Q", since))
         except OSError:  # the maps are full
             self._unfollowed += 1
