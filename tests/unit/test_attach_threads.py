@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -162,6 +163,42 @@ def _receives(pid):
     tasks = Path(f"/proc/{pid}/task")
     calls = [(it / "syscall").read_text().split() for it in tasks.iterdir() if it.name != str(pid)]
     return any(len(words) == 9 and words[0] in ("0", "45", "47") for words in calls)
+
+
+LINGERS = """
+import socket, struct, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 30))
+one.setblocking(False)
+try:
+    while True:
+        one.send(bytes(1 << 16))
+except BlockingIOError:
+    print(one.fileno(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_closing_our_duplicate_of_a_socket_is_not_held_up_by_the_program(monkeypatch):
+    """The program ends while it is looked at, and had not sent all that it wanted to."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", LINGERS, str(server.getsockname()[1])]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+            number = int(child.stdout.readline())
+            link = os.readlink(f"/proc/{child.pid}/fd/{number}")
+            status_of = os.fstat
+
+            def ended(fd):
+                child.kill()
+                child.wait()
+                return status_of(fd)
+
+            monkeypatch.setattr(sockets.os, "fstat", ended)
+            peer, _ = server.accept()
+            began_s = time.monotonic()
+            assert sockets.low_water_mark(child.pid, number, link) == 1
+            assert time.monotonic() - began_s < 5
+            peer.close()
 
 
 def test_a_socket_that_cannot_be_asked_is_left_alone(made, monkeypatch):
