@@ -11,17 +11,19 @@ use sonde_lines::{Lines, SourceLocation};
 
 /// For each offset in the file: (function, source file, line) of what is inlined there, innermost
 /// first, and of the function itself last; `most` at most. Empty where the file has nothing about it.
+/// `path`: by which it is opened, a descriptor's; `beside`: where it is.
 #[pyfunction]
 fn source_lines(
     py: Python<'_>,
     path: PathBuf,
+    beside: PathBuf,
     file_offsets: Vec<u64>,
     most: usize,
 ) -> PyResult<Vec<Vec<SourceLocation>>> {
     py.detach(|| {
         let file = ElfFile::open(&path)?;
         let addresses: Vec<_> = file_offsets.iter().map(|&it| file.address_of(it)).collect();
-        let Some(lines) = Lines::open(file, &path)? else {
+        let Some(lines) = Lines::open(file, &beside)? else {
             return Ok(vec![Vec::new(); addresses.len()]);
         };
         let mut known: HashMap<u64, Vec<SourceLocation>> = HashMap::new();

@@ -600,11 +600,14 @@ class PerfMap:
         """Name of the code at an address."""
 
 def source_lines(
-    path: str, file_offsets: Sequence[int], most: int
+    path: str, beside: str, file_offsets: Sequence[int], most: int
 ) -> list[list[tuple[str, str, int]]]:
     """(function, source file, line) of what an ELF file has at offsets of it, from DWARF: inlined
     functions innermost first, at last the function itself; at most `most`, empty where the file
     and its debug file in /usr/lib/debug have nothing. Takes time and memory as the debug data does.
+
+    `path`: by which it is opened, a descriptor's; `beside`: where it is, as files may lie beside it
+    that its debug data refers to.
     """
 
 def build_unwind_table(path: str, out: str) -> tuple[int, int, int, int, int]:

@@ -185,7 +185,7 @@ def test_closing_our_duplicate_of_a_socket_is_not_held_up_by_the_program(monkeyp
         command = [sys.executable, "-c", LINGERS, str(server.getsockname()[1])]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             number = int(child.stdout.readline())
-            link = os.readlink(f"/proc/{child.pid}/fd/{number}")
+            link = str(Path(f"/proc/{child.pid}/fd/{number}").readlink())
             status_of = os.fstat
 
             def ended(fd):

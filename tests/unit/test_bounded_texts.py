@@ -19,7 +19,7 @@ from sonde.agent.stacks import NOT_WALKED
 from sonde.model.code import Frame, KnownFrame
 from sonde.procfs.long_texts import NAME_BYTES, PATH_BYTES, short_end, short_name
 from sonde.procfs.party_memory import PartyMemory
-from sonde.resolve import processes
+from sonde.resolve import frame_fields, processes
 from sonde.resolve.frame_fields import frame_bytes, frame_id
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.process_image import ProcessImage
@@ -236,6 +236,19 @@ def test_a_stack_that_is_named_again_counts_once(kept):
     assert kept.bytes == kept._held.bytes + kept._stacks[7].bytes
 
 
+# ---- what frames show of a mapping's path
+
+
+def test_paths_that_labels_are_found_by_count(monkeypatch):
+    path = "/" + 4_000 * "\U0001f600"
+    for number in range(frame_fields.MAX_LABELS):
+        mapping = SimpleNamespace(name=f"{number}", path=f"{path}{number}")
+        assert frame_fields.label_of(mapping).origin == "program"
+    assert frame_fields._labels.bytes <= frame_fields.MAX_LABEL_BYTES + 40_000
+    texts = [*frame_fields._labels._young, *frame_fields._labels._old]
+    assert sum(sys.getsizeof(path) for _, path in texts) <= frame_fields.MAX_LABEL_BYTES + 40_000
+
+
 # ---- names of threads
 
 
@@ -266,7 +279,7 @@ def test_bounds_in_the_documentation_are_those_of_the_code():
     text = (Path(__file__).parents[2] / "docs/design/overhead.md").read_text()
     by_bytes = re.findall(r"^\| [^|]* \| (\d+) \| `([a-z_.]+)\.([A-Z_]+)` \|$", text, re.MULTILINE)
     by_number = re.findall(r"([\d,]+) (?:each )?\(`(resolve[a-z_.]+)\.([A-Z_]+)`", text)
-    assert len(by_bytes) == 15
+    assert len(by_bytes) == 16
     assert len(by_number) == 4
     for mib, module, name in by_bytes:
         assert getattr(import_module(f"sonde.{module}"), name) == int(mib) << 20, name

@@ -205,7 +205,7 @@ def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():
     recorded = []
     links = SimpleNamespace(record=lambda *asked: recorded.append(asked[0]), left_out=0)
     binaries = Binaries(Counters(), links=links)
-    process, mapping = SimpleNamespace(pid=30), SimpleNamespace(path="/lib/x.so")
+    process, mapping = SimpleNamespace(pid=30, party=0), SimpleNamespace(path="/lib/x.so")
     with Path(sys.executable).open("rb") as file:
         binary = Binary()
         binary.use_descriptor(file.fileno())

@@ -5,6 +5,7 @@ reached."""
 from __future__ import annotations
 
 import struct
+from sys import getsizeof
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from sonde import _native
 from sonde.agent.stacks import aligned, moved_inward
 from sonde.model.code import Frame, KnownFrame
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve.naming_budget import NamingBudget
 from sonde.unwind import engines
 from sonde.unwind.attempts import ATTEMPTS, OVER_S, RETRY_S
@@ -187,6 +189,21 @@ def test_a_frame_that_cannot_be_read_has_no_name_and_markers_are_known(machine):
     assert engine.frame(1 << 63 | 0x1000 | CHAIN_FRAME, 1 << 63 | 8, cache) is UNREAD["ruby"]
     assert engine.frame(1 << 63 | CHAIN_FRAME, 1 << 63 | 8, cache) is EMPTY_LOOPS["ruby"]
     assert engine.frame(1 << 63 | CHAIN_FRAME, 1 << 63, cache) is REST
+
+
+def test_paths_of_an_engine_count_as_memory_of_its_party(machine, monkeypatch):
+    monkeypatch.setattr(engines, "shown_path", lambda path, _: path)
+    most_bytes = 1 << 20
+    of_all = PartyMemory(most_bytes)
+    places = [SimpleNamespace(pid=pid, key=(pid, 1), party=USER) for pid in range(1, 17)]
+    made = [Engine(it, RUBY, BIAS, False, None, of_all) for it in places]
+    for engine in made:
+        for number in range(engines.MAX_FILES):
+            engine._shown(f"/{number}" + 250 * "\U0001f600")
+        assert engine.held_bytes >= sum(map(getsizeof, engine._files._young))
+        assert engine.held_bytes <= engines.MAX_FILE_BYTES + 2_000
+        engine._count()
+    assert 0 < of_all.bytes <= most_bytes
 
 
 def known(name):

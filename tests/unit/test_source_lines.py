@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
+from sonde.resolve import source_lines
 from sonde.resolve.build_id_links import BuildIdLinks
 from sonde.resolve.source_lines import look_up, short_path
 
@@ -90,7 +91,26 @@ def test_a_path_that_leads_elsewhere_is_not_noted(tmp_path):
     links.record(build_id, str(program), Path(other).stat())
     links.record("../../etc", str(program), program.stat())
     assert links.find(build_id) is None
-    assert not (tmp_path / "seen").exists()
+    assert [it.name for it in (tmp_path / "seen").iterdir()] == [f"{build_id}.disputed"]
+
+
+def test_lines_are_read_of_the_file_that_was_compared(tmp_path, monkeypatch):
+    """Another one takes its place before the subprocess opens it."""
+    program = built(tmp_path)
+    links, build_id = noted(tmp_path, program)
+    query = source_lines._query
+
+    def replaced(*asked):
+        other = tmp_path / "other"
+        other.write_text("no program")
+        other.replace(program)
+        return query(*asked)
+
+    monkeypatch.setattr(source_lines, "_query", replaced)
+    wanted = {build_id: offsets(program)}
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert tuple(CHAIN) in chains(look_up(wanted, links))
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("cut", [0.3, 0.6, 0.9])

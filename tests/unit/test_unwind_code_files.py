@@ -15,6 +15,7 @@ from sonde import procfs
 from sonde.resolve import Resolver
 from sonde.unwind import code_files
 from sonde.unwind.code_files import CodeFiles, Deadline
+from sonde.unwind.idle_files import IdleFiles
 
 FILES = 40
 
@@ -77,8 +78,14 @@ class Files:
         self._folder = folder
         self._resolver = resolver
 
-    def load(self) -> tuple[int, set[int]]:
+    def load(self, party: int = 0) -> tuple[int, set[int]]:
         """Loads a process that has new files. Its pid, and their indices."""
+        pid, found = self.look_up(party)
+        self.files.used(pid, party, found)
+        return pid, found
+
+    def look_up(self, party: int) -> tuple[int, set[int]]:
+        """The same without its last turn."""
         argv = [sys.executable, "-c", PROGRAM, str(self._folder), str(FILES)]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
@@ -86,6 +93,7 @@ class Files:
             stat = procfs.read_stat(child.pid)
             assert stat is not None
             process = self._resolver.processes.find(child.pid, stat.start_ns)
+            process._party = party
             theirs = process.space().mappings
             mappings = [it for it in theirs if it.path.startswith(str(self._folder))]
             self.files.look_up(process, mappings, Deadline(time.thread_time() + 9, 1e18))
@@ -94,7 +102,6 @@ class Files:
             assert file is not None
             self.files.wait_for(file, child.pid)
             found.add(index)
-        self.files.used(child.pid, found)
         return child.pid, found
 
 
@@ -121,6 +128,39 @@ def test_files_that_nobody_maps_any_more_are_forgotten(
         mine.files.drop_user(pid, files)
     assert set(mine.files._files) == loaded[-1][1]
     assert not mine.files._waiting
+
+
+def test_files_of_one_user_push_out_none_of_a_process_of_another_that_is_being_loaded(
+    tmp_path: Path, resolver: Resolver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_files, "MAX_IDLE", 2 * FILES)
+    mine = Files(tmp_path, resolver)
+    honest, first = mine.look_up(party=1)
+    for _ in range(3):
+        pid, files = mine.look_up(party=2)
+        mine.files.used(pid, 2, files & set(mine.files._files))
+        mine.files.drop_user(pid, files & set(mine.files._files))
+    assert first < set(mine.files._files)
+    assert len(mine.files._files) == 2 * FILES
+    mine.files.used(honest, 1, first)
+
+
+def test_a_file_is_remembered_as_long_as_one_of_its_parties_has_room() -> None:
+    idle = IdleFiles()
+    for index in range(3):
+        idle.use(index, party=1)
+    for index in range(2, 9):
+        idle.use(index, party=2)
+    assert list(idle.forget_beyond(6)) == [3, 4, 5]  # 2 is left to party 1
+    idle.use(0, party=1)
+    assert list(idle.forget_beyond(5)) == [1]
+    assert [it in idle for it in range(9)] == [True, False, True, *3 * [False], *3 * [True]]
+    idle.drop(2, party=2)
+    assert 2 in idle
+    for index in range(9):
+        idle.drop(index)
+    assert list(idle.forget_beyond(0)) == []
+    assert not any(it in idle for it in range(9))
 
 
 def test_a_process_whose_requests_were_dropped_asks_again(

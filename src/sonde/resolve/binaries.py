@@ -155,7 +155,9 @@ class Binaries:
         if binary.build_id and not binary.is_copy:
             with suppress(OSError):
                 status = os.fstat(binary.fd)
-                self._links.record(binary.build_id, mapping.path, status, process.pid)
+                self._links.record(
+                    binary.build_id, mapping.path, status, process.pid, process.party
+                )
                 self._counters.links_left_out = self._links.left_out
 
     def _reopen(

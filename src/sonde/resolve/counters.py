@@ -36,7 +36,7 @@ class Counters:
     """Open files that were closed to make room; they are opened again when they are needed."""
     links_left_out: int = 0
     """Files without a link by build id, by which source lines are found later
-    (`build_id_links`), as their user brought too many new ones."""
+    (`build_id_links`), as their user brought too many new ones, or as disputes fill all room."""
     perf_maps_refused: int = 0
     """Perf maps that are no regular file, or belong to another user than their process."""
     perf_map_lines_left_out: int = 0

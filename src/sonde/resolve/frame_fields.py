@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from sys import getsizeof
 from typing import Final, NamedTuple
 
@@ -11,14 +10,19 @@ from sonde import procfs
 from sonde.model.code import Frame, KnownFrame
 from sonde.model.digests import blake2b
 from sonde.resolve.code_origin import origin_of_binary
+from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.mappings import Mapping
 
 MAX_LABELS: Final = 1_024
 """Paths whose `Label` is cached."""
+MAX_LABEL_BYTES: Final = 2 << 20
+"""Of these together."""
 MAX_NAME: Final = 128
 """Characters of a file name that a frame shows."""
 FRAME_BYTES: Final = 400
 """Memory of a frame beside its texts: two tuples, their numbers, and an entry of a cache."""
+_LABEL_BYTES: Final = 350
+"""Memory of a label beside its texts: three tuples, and an entry of a cache."""
 
 
 def frame_id(frame: Frame) -> int:
@@ -42,12 +46,31 @@ class Label(NamedTuple):
     """A value of `CodeOrigin`."""
 
 
-@lru_cache(MAX_LABELS)
-def _label(name: str, path: str) -> Label:
-    """The label of a mapping with this name and path."""
-    return Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
+class _Labelled(NamedTuple):
+    """A label with the texts by which it is found."""
+
+    label: Label
+    name: str
+    path: str
+
+
+def _label_bytes(known: _Labelled) -> int:
+    label, name, path = known
+    return _LABEL_BYTES + getsizeof(label.name) + getsizeof(name) + getsizeof(path)
+
+
+_labels: Final[LruCache[tuple[str, str], _Labelled]] = LruCache(
+    MAX_LABELS, MAX_LABEL_BYTES, _label_bytes
+)
+"""By name and path of a mapping."""
 
 
 def label_of(mapping: Mapping) -> Label:
     """The label of a mapping."""
-    return _label(mapping.name, mapping.path)
+    name, path = mapping.name, mapping.path
+    known = _labels.get((name, path))
+    if known is None:
+        label = Label(procfs.printable(name)[:MAX_NAME], origin_of_binary(path).value)
+        known = _Labelled(label, name, path)
+        _labels.put((name, path), known)
+    return known.label

@@ -4,9 +4,10 @@
 Debug data is large and comes from any user. So it is read at low priority, with limits of memory
 and CPU time; if this process dies, only source lines are missing.
 
-Protocol: one line of JSON per request on stdin, {"path", "offsets"}, and one per response on
-stdout: {"locations": for each offset [[function, file, line], …]}, innermost inlined function
-first, or {"error"}.
+Protocol: one line of JSON per request on stdin, {"path", "beside", "offsets"}, and one per
+response on stdout: {"locations": for each offset [[function, file, line], …]}, innermost inlined
+function first, or {"error"}. `path` is that of a descriptor of the parent (/proc/PID/fd/N), `beside`
+where the file is.
 """
 
 from __future__ import annotations
@@ -36,8 +37,10 @@ def main() -> None:
         request = json.loads(line)
         response: dict[str, object]
         try:
-            path, offsets = request["path"], request["offsets"]
-            response = {"locations": _native.source_lines(path, offsets, MAX_INLINED)}
+            found = _native.source_lines(
+                request["path"], request["beside"], request["offsets"], MAX_INLINED
+            )
+            response = {"locations": found}
         except (OSError, MemoryError) as error:
             response = {"error": str(error)}
         sys.stdout.write(json.dumps(response) + "\n")

@@ -9,14 +9,13 @@ import selectors
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, NamedTuple
 
 from sonde import interpreter
 from sonde.procfs import printable
-from sonde.resolve.build_id_links import BuildIdLinks
+from sonde.resolve.build_id_links import BuildIdLinks, FoundFile
 
 READER: Final = interpreter.command("sonde.resolve.line_reader")
 FILE_S: Final = 20.0
@@ -66,19 +65,26 @@ def look_up(
     links = links or BuildIdLinks()
     found = SourceLines()
     deadline_s = time.monotonic() + all_s
-    paths = {build_id: links.find(build_id) for build_id in wanted}
-    found.not_found = sum(path is None for path in paths.values())
-    todo = [(build_id, path) for build_id, path in paths.items() if path is not None]
+    todo = list(wanted)
     while todo:
-        with _started(reader) as process:
+        with ExitStack() as stack:
+            process = None
             while todo:
-                build_id, path = todo.pop()
                 left_s = min(file_s, deadline_s - time.monotonic())
                 if left_s <= 0:
-                    found.failed += 1 + len(todo)
+                    found.failed += len(todo)
                     return found
+                build_id = todo.pop()
+                file = links.open(build_id)
+                if file is None:
+                    found.not_found += 1
+                    continue
                 offsets = sorted(set(wanted[build_id]))
-                locations = _query(process, path, offsets, left_s)
+                try:
+                    process = process or stack.enter_context(_started(reader))
+                    locations = _query(process, file, offsets, left_s)
+                finally:
+                    os.close(file.fd)
                 if locations is None:
                     found.failed += 1
                     if process.poll() is not None or _is_given_up(process):
@@ -106,15 +112,17 @@ def _parsed(raw: _RawLocations) -> list[SourceLocation]:
 
 
 def _query(
-    process: subprocess.Popen[bytes], path: Path, offsets: Sequence[int], left_s: float
+    process: subprocess.Popen[bytes], file: FoundFile, offsets: Sequence[int], left_s: float
 ) -> list[_RawLocations] | None:
     """The locations of each offset; None for an error.
 
-    The process is killed unless it reported the error itself.
+    The process reads the file that was compared, not what its path leads to by now. It is killed
+    unless it reported the error itself.
     """
     response = {}
     with suppress(OSError, ValueError):
-        request = json.dumps({"path": str(path), "offsets": offsets})
+        ours = f"/proc/{os.getpid()}/fd/{file.fd}"
+        request = json.dumps({"path": ours, "beside": file.path, "offsets": offsets})
         response = json.loads(_exchange(process, f"{request}\n".encode(), left_s))
     if not response:
         interpreter.give_up(process)

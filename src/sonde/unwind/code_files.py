@@ -29,15 +29,16 @@ from sonde.unwind.cpython import (
     UnsupportedPythonError,
     interpreter,
 )
+from sonde.unwind.idle_files import IdleFiles
 from sonde.unwind.table_cache import TableCache, key_of
 
 MAX_FILES: Final = 2048
 """Files of one process that are looked up. Code of others is walked by frame pointers, and counted.
 PyTorch comes with 135."""
 MAX_IDLE: Final = 2 * MAX_FILES
-"""Files without a table that no loaded process maps, of which it is remembered what is known; the
-one that was looked up least recently is forgotten first. A process that is being loaded has its
-files among them."""
+"""Files without a table that are remembered though no loaded process maps them; of the party that
+has most the one that it looked up least recently is forgotten first. A process that is being loaded
+has its files among them."""
 MAX_BEGUN: Final = 64
 """Processes of which it is remembered how far their files have been looked up."""
 ORDER_S: Final = 0.25
@@ -91,8 +92,8 @@ class CodeFile:
     """The engine of Ruby or PHP in it."""
     loop_rule: Rule | None = None
     """Of the engine's evaluation loop."""
-    users: set[int] = field(default_factory=set)
-    """Pids of loaded processes that map it."""
+    users: dict[int, int] = field(default_factory=dict)
+    """Parties of loaded processes that map it, by pid."""
 
 
 @dataclass(slots=True)
@@ -131,8 +132,8 @@ class CodeFiles:
         self._make_room = make_room
         self._files: dict[int, CodeFile] = {}
         """By `resolve.binary.Binary.index`."""
-        self._idle: dict[int, None] = {}
-        """Indices of those without users and table, the least recently looked up first."""
+        self._idle = IdleFiles()
+        """Those without a table that are remembered beside those with users."""
         self._waiting: dict[str, set[int]] = {}
         """Pids that wait for a table that is requested, by the key of its file."""
         self._crowded: set[int] = set()
@@ -191,19 +192,19 @@ class CodeFiles:
         index = mapping.binary.index if mapping.binary is not None else 0
         return self._files.get(index), index
 
-    def used(self, pid: int, indices: Iterable[int]) -> None:
-        """A process is loaded with these files."""
+    def used(self, pid: int, party: int, indices: Iterable[int]) -> None:
+        """A process of a party is loaded with these files."""
         for index in indices:
-            self._files[index].users.add(pid)
-            self._idle.pop(index, None)
+            self._files[index].users[pid] = party
+            self._idle.drop(index, party)
 
     def drop_user(self, pid: int, indices: Iterable[int]) -> None:
         """It does not map these any more."""
         for index in indices:
             file = self._files[index]
-            file.users.discard(pid)
+            party = file.users.pop(pid)
             if not file.users and not file.table:
-                self._idle[index] = None
+                self._idle.use(index, party)
         self._drop_idle()
 
     def wait_for(self, file: CodeFile, pid: int) -> None:
@@ -269,8 +270,9 @@ class CodeFiles:
     def _look_up(self, process: TrackedProcess, mapping: Mapping) -> None:
         """Find the file of a mapping, and load its table if it is built. Raises NoRoomError."""
         known, index = self.of(mapping)
-        if index in self._idle:
-            self._idle[index] = self._idle.pop(index)  # now the most recently looked up
+        if known is not None and not known.table:
+            self._idle.use(index, process.party)
+            self._drop_idle()
         if known is not None and (known.is_final or self._cache.awaits(known.key)):
             return
         binary = self._resolver.file_of(process, mapping)
@@ -281,17 +283,17 @@ class CodeFiles:
             found = self._files[binary.index] = CodeFile(
                 key_of_file(binary), segments=executable_segments(binary.fd)
             )
-            self._idle[binary.index] = None
+            self._idle.use(binary.index, process.party)
             self._drop_idle()
         if not found.is_final:
             self._load_table(found, binary, process.party)
             if found.table:
-                self._idle.pop(binary.index, None)
+                self._idle.drop(binary.index)
 
     def _drop_idle(self) -> None:
-        while len(self._idle) > MAX_IDLE:
-            index = next(iter(self._idle))
-            del self._idle[index], self._files[index]
+        for index in self._idle.forget_beyond(MAX_IDLE):
+            if not self._files[index].users:
+                del self._files[index]
 
     def _load_table(self, file: CodeFile, binary: Binary, party: int) -> None:
         """Load the table of a file, or request it for a party. Raises NoRoomError."""

@@ -61,8 +61,12 @@ MAX_FUNCTIONS: Final = 4_096
 MAX_FUNCTION_BYTES: Final = 4 << 20
 """Of those together."""
 MAX_FILES: Final = 512
+MAX_FILE_BYTES: Final = 256 << 10
+"""Paths as they are shown, of one engine."""
 _FUNCTION_BYTES: Final = 300
 """Memory of a function beside its texts."""
+_PATH_BYTES: Final = 130
+"""Of a path beside its text: its hash, and an entry of a cache."""
 MAX_CACHED_FRAMES: Final = 16_384
 TRUST_NS: Final = 10_000_000_000
 """How long a function is used before it is read again: its memory may have another by then."""
@@ -97,6 +101,10 @@ def is_empty_loop(known: KnownFrame) -> bool:
 def _function_bytes(known: tuple[Function, int]) -> int:
     function = known[0]
     return _FUNCTION_BYTES + getsizeof(function.name) + getsizeof(function.file)
+
+
+def _path_bytes(path: str) -> int:
+    return _PATH_BYTES + getsizeof(path)
 
 
 class Engine(RuntimeMemory):
@@ -146,7 +154,7 @@ class Engine(RuntimeMemory):
         self._functions: LruCache[int, tuple[Function, int]] = self._no_functions()
         """(function with its file as it is shown, time when it was read in ns) by address, plus 1
         of native ones."""
-        self._files: LruCache[int, str] = LruCache(MAX_FILES)
+        self._files = self._no_files()
         """Paths as they are shown, by hash of the whole one: that may be long."""
         self._frames_since_ns = 0
 
@@ -154,13 +162,17 @@ class Engine(RuntimeMemory):
     def _no_functions() -> LruCache[int, tuple[Function, int]]:
         return LruCache(MAX_FUNCTIONS, MAX_FUNCTION_BYTES, _function_bytes)
 
+    @staticmethod
+    def _no_files() -> LruCache[int, str]:
+        return LruCache(MAX_FILES, MAX_FILE_BYTES, _path_bytes)
+
     @property
     def _name_bytes(self) -> int:
-        return self._functions.bytes
+        return self._functions.bytes + self._files.bytes
 
     def _forget_names(self) -> None:
         self._functions = self._no_functions()
-        self._files = LruCache(MAX_FILES)
+        self._files = self._no_files()
 
     def name_at(self, address: int) -> JitName | None:
         """None: code of a JIT compiler has its names in frames, not by address."""

@@ -433,7 +433,7 @@ class Unwinder:
             self._evict(pid, loaded.files)
             return False
         before = self._loaded.get(pid)
-        self._files.used(pid, loaded.files)
+        self._files.used(pid, process.party, loaded.files)
         if before is not None:
             self._files.drop_user(pid, before.files - loaded.files)
         self._loaded[pid] = loaded
