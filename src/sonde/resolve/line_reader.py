@@ -6,8 +6,8 @@ and CPU time; if this process dies, only source lines are missing.
 
 Protocol: one line of JSON per request on stdin, {"path", "beside", "offsets"}, and one per
 response on stdout: {"locations": for each offset [[function, file, line], …]}, innermost inlined
-function first, or {"error"}. `path` is that of a descriptor of the parent (/proc/PID/fd/N), `beside`
-where the file is.
+function first, or {"error"}. `path` is that of a descriptor of the parent (/proc/PID/fd/N),
+`beside` where the file is.
 """
 
 from __future__ import annotations
