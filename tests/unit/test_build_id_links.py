@@ -202,8 +202,12 @@ def test_nobody_else_can_list_whose_program_lies_where(links, file_of, tmp_path)
 
 
 def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():
-    recorded = []
-    links = SimpleNamespace(record=lambda *asked: recorded.append(asked[0]), left_out=0)
+    recorded, elsewhere = [], []
+    links = SimpleNamespace(
+        record=lambda *asked: recorded.append(asked[0]),
+        note_elsewhere=lambda *asked: elsewhere.append(asked),
+        left_out=0,
+    )
     binaries = Binaries(Counters(), links=links)
     process, mapping = SimpleNamespace(pid=30, party=0), SimpleNamespace(path="/lib/x.so")
     with Path(sys.executable).open("rb") as file:
@@ -219,3 +223,4 @@ def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():
         binaries.note_link(binary, process, mapping)
         binary.fd = -1
     assert recorded == ["aa" * 20, "bb" * 20]
+    assert elsewhere == [("bb" * 20, 0)]

@@ -95,6 +95,19 @@ def test_who_owns_files_in_a_container_is_not_believed(links: BuildIdLinks, made
     assert links.find(BUILD_ID) is None
 
 
+@pytest.mark.parametrize("comes_first", [True, False])
+def test_a_program_that_is_read_as_a_copy_disputes_what_others_claim(
+    links: BuildIdLinks, made: Made, comes_first: bool
+) -> None:
+    """It lies on a file system of a user's (FUSE), also of a container's."""
+    if comes_first:
+        links.note_elsewhere(BUILD_ID, HONEST)
+    record(links, made(HOSTILE, "hostile"))
+    if not comes_first:
+        links.note_elsewhere(BUILD_ID, HONEST)
+    assert links.find(BUILD_ID) is None
+
+
 def test_a_program_that_was_built_again_while_it_ran_is_in_no_dispute_with_itself(
     links: BuildIdLinks, made: Made
 ) -> None:

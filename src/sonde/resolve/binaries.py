@@ -152,13 +152,17 @@ class Binaries:
         if self._links is None or binary.linked == binary.index:
             return
         binary.linked = binary.index
-        if binary.build_id and not binary.is_copy:
+        if not binary.build_id:
+            return
+        if binary.is_copy:
+            self._links.note_elsewhere(binary.build_id, process.party)
+        else:
             with suppress(OSError):
                 status = os.fstat(binary.fd)
                 self._links.record(
                     binary.build_id, mapping.path, status, process.pid, process.party
                 )
-                self._counters.links_left_out = self._links.left_out
+        self._counters.links_left_out = self._links.left_out
 
     def _reopen(
         self, binary: Binary, process: TrackedProcess, mapping: Mapping, use: _LastUse

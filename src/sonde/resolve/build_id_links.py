@@ -116,6 +116,14 @@ class BuildIdLinks:
             else:
                 self._note_elsewhere(build_id, claim.owner, party)
 
+    def note_elsewhere(self, build_id: str, party: int) -> None:
+        """A party's file with a build id ran that is read as a copy in memory: it has no link, as
+        it may be another one each time. Errors are ignored."""
+        if self._is_private and _BUILD_ID.match(build_id):
+            with suppress(OSError):
+                self._prepare()
+                self._note_elsewhere(build_id, _ANYBODY, party)
+
     def _link(self, build_id: str, claim: _Claim, pid: int | None) -> None:
         """Any user can make a file with any build id: so a user's file never replaces root's, and
         where files of two users have the same one, neither is used until one is gone. Alike ones
