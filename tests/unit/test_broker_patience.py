@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sonde import interpreter
-from sonde.procfs import Broker, Hung, patience
+from sonde.procfs import Broker, Hung, looks, patience
 
 SERVER = """
 import sys, time
@@ -24,7 +24,15 @@ server.answer(0, None)
 while length := link.recv(4, socket.MSG_WAITALL):
     server.waits.begin()
     request = marshal.loads(link.recv(struct.unpack("<I", length)[0], socket.MSG_WAITALL))
+    server.waits.begin_many()
     for text in request[1] if request[0] == "each" else [request[1]]:
+        if request[0] == "each" and server.waits.are_over(request[3]):
+            server.answer(-1, None)
+            continue
+        if text == "late":
+            time.sleep(0.11)
+        if text == "brief":
+            time.sleep(0.0003)
         if text == "hangs":
             time.sleep(100)
         if text == "slow":
@@ -125,8 +133,76 @@ def test_a_child_that_computes_for_an_answer_costs_nobody_s_patience(
 def test_a_list_of_processes_that_hang_costs_a_few_deadlines(slow: Broker) -> None:
     """Each costs a deadline and a new child, under the lock that everybody needs."""
     whos = [*range(BAD, BAD + 60), GOOD]
-    began_s = time.monotonic()
-    found = slow.each(whos, ["hangs"] * 60 + ["there"], 100)
-    took_s = time.monotonic() - began_s
+    found, took_s = look(slow, whos, ["hangs"] * 60 + ["there"], is_patient=True)
     assert found == [None] * 60 + ["there"]
     assert took_s < 6
+
+
+def look(
+    it: Broker, whos: list[int], paths: list[str], *, is_patient: bool = False
+) -> tuple[list[bytes | None], float]:
+    """What a look found, and how long it took."""
+    began_s = time.monotonic()
+    found = it.each(whos, paths, 100, is_patient=is_patient)
+    return found, time.monotonic() - began_s
+
+
+MOST_S = looks.LOOK_S + looks.LOOK_DEADLINE_S
+"""What a tick's looks may take: beside the start of another child, which this one lets take 0.1 s
+and a busy machine more."""
+START_S = 0.5
+
+
+@pytest.mark.parametrize("how", ["hangs", "late", "slow", "brief"])
+def test_a_look_waits_for_one_party_for_a_bounded_time_and_serves_the_others(
+    slow: Broker, how: str
+) -> None:
+    """Also where each process answers just before the deadline, or before a wait is noted."""
+    slow.ask(GOOD, ("read", "there"))  # it has started
+    count = 600
+    whos = [*range(BAD, BAD + count), *range(GOOD, GOOD + 20)]
+    paths = [how] * count + ["there"] * 20
+    others = unread = 0
+    for _ in range(3):
+        found, took_s = look(slow, whos, paths)
+        assert took_s < MOST_S + START_S
+        others += found[count:].count("there")  # type: ignore[arg-type]
+        unread += found.count(None)
+        time.sleep(1)  # a tick
+    assert others >= 40  # at the next look, if not at once
+    counted = slow.patience.processes_put_off + slow.patience.processes_hung
+    assert 0 < unread <= counted + 2 * slow.left_alone()[0]
+
+
+def test_looks_one_after_the_other_wait_no_longer_together(slow: Broker) -> None:
+    """A tick has several, of each party's programs for instance."""
+    slow.ask(GOOD, ("read", "there"))
+    took_s = sum(look(slow, [BAD + number], ["late"])[1] for number in range(40))
+    assert took_s < MOST_S
+    assert slow.patience.processes_put_off >= 37
+
+
+def test_many_parties_that_answer_late_are_bounded_together(
+    slow: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "party_of", lambda pid: pid)
+    slow.ask(GOOD, ("read", "there"))
+    whos = [*range(BAD, BAD + 100), GOOD]
+    found, took_s = look(slow, whos, ["late"] * 100 + ["there"])
+    assert took_s < MOST_S
+    assert slow.patience.processes_put_off >= 98
+    time.sleep(1)
+    assert look(slow, whos, ["late"] * 100 + ["there"])[0][-1] in (None, "there")
+
+
+def test_a_party_that_hangs_costs_a_look_one_child(slow: Broker) -> None:
+    slow.ask(GOOD, ("read", "there"))
+    look(slow, list(range(BAD, BAD + 100)), ["hangs"] * 100)
+    assert slow.generation <= 2
+
+
+def test_a_process_that_hangs_is_not_missed_by_who_looks_patiently(slow: Broker) -> None:
+    slow.ask(GOOD, ("read", "there"))
+    whos = list(range(BAD, BAD + 20))
+    found, _ = look(slow, whos, ["hangs"] + ["there"] * 19, is_patient=True)
+    assert found == [None] + ["there"] * 19

@@ -133,7 +133,7 @@ def test_what_interpreters_run(
 ) -> None:
     class Broker:
         @staticmethod
-        def each(whos: list[int], paths: list[str], limit: int) -> list[bytes | None]:
+        def each(whos: list[int], paths: list[str], limit: int, **_: bool) -> list[bytes | None]:
             texts = [line if path.endswith("cmdline") else environment for path in paths]
             return [text.encode()[:limit] or None for text in texts]
 
@@ -146,7 +146,7 @@ def test_the_environment_of_other_programs_is_not_read(monkeypatch: pytest.Monke
 
     class Broker:
         @staticmethod
-        def each(whos: list[int], paths: list[str], limit: int) -> list[bytes | None]:
+        def each(whos: list[int], paths: list[str], limit: int, **_: bool) -> list[bytes | None]:
             read.extend(paths)
             return [b"python3\0a.py\0" if path == "/proc/7/cmdline" else b"cat\0" for path in paths]
 

@@ -8,6 +8,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -230,6 +231,27 @@ def test_a_flood_of_programs_is_bounded_counted_and_comes_last(asked: list[list[
     assert reader.unread - (11 in asked[1]) == 30
     reader.update(table.threads)
     assert len(asked[-1]) <= 31
+
+
+def test_a_party_whose_programs_take_long_to_find_comes_last(
+    asked: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = procfs.Broker()
+    monkeypatch.setattr(procfs, "BROKER", broker)
+    monkeypatch.setattr(procfs, "read_exe", lambda pid: time.sleep(0.02) or "python3")
+    monkeypatch.setattr(TrackedProcess, "party", property(lambda it: 7 if it.pid < 500 else 8))
+    table = Table(200)
+    for process in table.known.values():
+        process.set_exe("")
+    table.known[500] = Table._made(500, 8)
+    reader = reader_of(table)
+    began_s = time.monotonic()
+    reader.update(table.threads)
+    reader.update(table.threads)
+    assert time.monotonic() - began_s < 1.0  # not 8
+    assert any(500 in pids for pids in asked)
+    assert broker.late() == {7}
+    assert reader.unread > 300
 
 
 def test_the_name_in_a_row_follows_forks_and_programs() -> None:

@@ -157,7 +157,7 @@ class Agent:
         """Begin what needs no collector, while other threads load BPF programs (`kernel_of`)."""
         self._resolver.start()
         if self._unwinding.walks:
-            self._unwinding.expect(procfs.family(self._config.pids or ()))
+            self._unwinding.expect(procfs.family(self._config.pids or (), is_patient=True))
             self._resolver.load_kernel_symbols()
 
     def kernel_bytes(self) -> int:
@@ -227,7 +227,7 @@ class Agent:
 
         Raises HostError where this machine cannot.
         """
-        family = procfs.family(self._config.pids or ())
+        family = procfs.family(self._config.pids or (), is_patient=True)
         self._unwinding.get_ready(family, self._event_loop.poll_starting, program)
         # Only now: nothing is observed while unwind tables are made.
         self._begin()

@@ -110,7 +110,7 @@ class EventLoop:
         """When the last process event or request of a walk came (CLOCK_MONOTONIC)."""
         self.is_idle = False
         """No stack is taken at present, so that no walk asks for anything."""
-        self._follow_given()
+        self._follow_given(is_patient=True)
 
     @property
     def lost(self) -> int:
@@ -198,11 +198,12 @@ class EventLoop:
         for listener in (*self._listeners, *self._first):
             listener.on_events_lost()
 
-    def _follow_given(self) -> None:
+    def _follow_given(self, *, is_patient: bool = False) -> None:
         """Name the given processes to the stream of events: before any event is read, and again
         where some were lost, as forks may be among them."""
         if self._config.pids is not None:
-            self._events.follow(list(procfs.family(self._config.pids)))
+            family = procfs.family(self._config.pids, is_patient=is_patient)
+            self._events.follow(list(family))
 
     def _update_unwinder(self) -> None:
         if self._unwinding.update():

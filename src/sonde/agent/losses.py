@@ -20,7 +20,9 @@ LOST_EVENTS = "processes.events"
 HUNG = ("processes.hung", "files.hung")
 """Processes and files that were not read, because a read of them does not return, or that is
 not known (`procfs.broker`)."""
-LASTING = (*HUNG, "device_calls.probes_put_off", "device_time.probes_put_off")
+PUT_OFF = "processes.put_off"
+"""Processes that a look at many did not read, as others made it wait too long (`procfs.looks`)."""
+LASTING = (*HUNG, PUT_OFF, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that last: what was counted during the warm-up is missing from the recording, too."""
 STUCK = "agent.seconds_stuck"
 """Seconds in which nothing was drained, beyond the interval: the kernel's buffers are bounded."""
@@ -97,6 +99,7 @@ class Losses:
         patience = procfs.BROKER.patience
         hung = patience.processes_hung, patience.files_hung
         now |= zip(HUNG, hung, strict=True)
+        now[PUT_OFF] = patience.processes_put_off
         now[STUCK] = round(self.stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out
         now["processes.files_put_off"] = self._resolver.counters.files_put_off

@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace) -> int:
     namespaces.require_host_pids()
     args.pid = pid_of(args.pid)
     comm = _require(args.pid)
-    command = procfs.with_comm(procfs.scripts_of([args.pid])[0] or "", comm)
+    command = procfs.with_comm(procfs.scripts_of([args.pid], is_patient=True)[0] or "", comm)
     found = dump(args.pid)
     hidden = {"kernel"} if args.no_kernel else set()
     if args.python:

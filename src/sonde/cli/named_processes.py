@@ -65,11 +65,11 @@ def _running(names: Sequence[str]) -> dict[str, int]:
     own = {os.getpid(), *procfs.parents(os.getpid())}
     there = [pid for pid in procfs.pids() if pid not in own]
     known = {
-        pid: stat for pid, stat in zip(there, procfs.read_stats(there), strict=True)
+        pid: stat for pid, stat in zip(there, procfs.read_stats(there, is_patient=True), strict=True)
         if stat is not None and stat.start_code and stat.goes_on
     }  # fmt: skip
-    commands = dict(zip(known, procfs.commands_of(list(known)), strict=True))
-    scripts = dict(zip(known, procfs.scripts_of(list(known)), strict=True))
+    commands = dict(zip(known, procfs.commands_of(list(known), is_patient=True), strict=True))
+    scripts = dict(zip(known, procfs.scripts_of(list(known), is_patient=True), strict=True))
     called = {pid: (stat.comm, commands[pid], scripts[pid] or "") for pid, stat in known.items()}
     found = {}
     for name in names:

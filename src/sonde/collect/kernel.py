@@ -164,7 +164,7 @@ class Kernel:
         for pid in pids:
             self.watch(pid)
         known = set(pids)
-        while new := procfs.family(pids) - known:
+        while new := procfs.family(pids, is_patient=True) - known:
             known |= new
             for pid in new:
                 try:

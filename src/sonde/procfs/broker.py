@@ -31,6 +31,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import interpreter
+from sonde.procfs.looks import (
+    LOOK_DEADLINE_S,
+    MAX_EACH,
+    PATIENT_OF_PARTY_S,
+    PATIENT_S,
+    SLICE_S,
+    Look,
+    Looks,
+)
 from sonde.procfs.parties import NOBODY
 from sonde.procfs.patience import Abandoned, Patience, payer_of
 
@@ -42,8 +51,8 @@ START_S: Final = 10.0
 """For a child's start."""
 FREE_S: Final = 0.02
 """Waits up to this are brief: they meet no deadline, and have a separate allowance."""
-MAX_EACH: Final = 256
-"""Files asked for in one request."""
+PUT_OFF: Final = -1
+"""In place of an error's number: the file was not read, as the ones before it took so long."""
 
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FDS: Final = 1
@@ -76,20 +85,30 @@ class Broker:
         self.patience: Final = Patience()
         """Which processes and files are left alone, and how often that happened."""
         self.abandoned = Abandoned()
-        self._lost_over = NOBODY
-        """The party that pays for the start of the child that is there."""
+        self.looks = Looks()
+        """How long looks at many processes waited lately."""
+        self._lost_over: int | None = None
+        """The party that pays for the start of the child that is there; None: nobody does."""
         self._pid = os.getpid()
         self._generation = 0
 
-    def ask(self, who: int | None, request: tuple[Any, ...], *, is_deadly: bool = False) -> Any:
+    def ask(
+        self,
+        who: int | None,
+        request: tuple[Any, ...],
+        *,
+        is_deadly: bool = False,
+        deadline_s: float | None = None,
+    ) -> Any:
         """Send a request to the child; the content of its answer. `is_deadly`: a child that waits
-        for this cannot be killed. Raises OSError; Hung, which is one, without an answer."""
+        for this cannot be killed. `deadline_s`: another one than usual. Raises OSError; Hung, which
+        is one, without an answer."""
         with self._exchange():
             self._check(who)
             if is_deadly and self.abandoned.is_crowded(who):
                 raise Hung(str(who))
             self._send(request)
-            return self._next(who)
+            return self._next(who, deadline_s=deadline_s)
 
     def cpu_s(self) -> float:
         """CPU time that the child has taken so far; 0 without one."""
@@ -146,39 +165,54 @@ class Broker:
             self._send(("write", list(pieces)), fd)
             self._next(who)
 
-    def each(self, whos: Sequence[int], paths: Sequence[str], limit: int) -> list[bytes | None]:
+    def each(
+        self, whos: Sequence[int], paths: Sequence[str], limit: int, *, is_patient: bool = False
+    ) -> list[bytes | None]:
         """The content of many files, each of one process, cut at `limit` bytes; None where it could
-        not be read."""
+        not be read, or not in the time that such looks may take (looks.py).
+
+        `is_patient`: that is longer, as somebody asked to find a process, and no loop waits.
+        """
         found: list[bytes | None] = [None] * len(paths)
+        looks = Looks(PATIENT_S, PATIENT_OF_PARTY_S) if is_patient else self.looks
+        deadline_s = self._deadline_s if is_patient else min(self._deadline_s, LOOK_DEADLINE_S)
         with self._exchange():
-            waiting = list(range(len(paths)))
-            while waiting:
-                asked, waiting = waiting[:MAX_EACH], waiting[MAX_EACH:]
-                asked = [number for number in asked if self._may_ask(whos[number])]
-                if not asked:
-                    continue
-                try:
-                    self._send(("each", [paths[number] for number in asked], limit))
-                except OSError:
-                    return found
-                for at, number in enumerate(asked):
-                    try:
-                        found[number] = self._next(whos[number])
-                    except Hung:
-                        waiting = asked[at + 1 :] + waiting
-                        break
-                    except OSError:
-                        if self._link is None:
-                            return found
+            look = Look(whos, looks, self.patience, self.abandoned)
+            with suppress(OSError):  # the child ended
+                while asked := look.next():
+                    self._send(("each", [paths[number] for number in asked], limit, SLICE_S))
+                    self._take_each(look, whos, asked, found, deadline_s)
         return found
 
-    def _may_ask(self, who: int) -> bool:
-        """Whether neither the process nor its party has made us wait too long: each that does not
-        answer costs a deadline, under the lock that everybody needs."""
-        patience = self.patience
-        return not (
-            patience.is_hung(who) or patience.is_exhausted(who) or self.abandoned.is_crowded(who)
-        )
+    def _take_each(
+        self,
+        look: Look,
+        whos: Sequence[int],
+        asked: Sequence[int],
+        found: list[bytes | None],
+        deadline_s: float,
+    ) -> None:
+        """Take the answers to a request of `each`. Raises OSError where the child ended."""
+        noted_s, put_off = 0.0, []
+        for at, number in enumerate(asked):
+            began_s = time.monotonic()
+            try:
+                error, content, waited_s = self._answer(whos[number], deadline_s=deadline_s)
+            except Hung:
+                look.charge(number, time.monotonic() - began_s)
+                look.put_back(asked[at + 1 :])
+                return
+            if error == PUT_OFF:
+                put_off.append(number)
+                continue
+            if waited_s > 0:
+                look.charge(number, waited_s)
+                noted_s += waited_s
+            found[number] = None if error else content
+        if put_off:
+            answered = [number for number in asked if number not in set(put_off)]
+            look.charge_all(answered, max(0.0, SLICE_S - noted_s))
+            look.put_back(put_off)
 
     def first_locked(self, whos: Sequence[int]) -> int | None:
         """The first of these processes whose map lock cannot be taken in time (`map_costs`). It is
@@ -264,6 +298,21 @@ class Broker:
         with self._lock:
             return self.patience.left_alone()
 
+    def put_off(self, count: int) -> None:
+        """Count processes that were not read as others made a look wait too long."""
+        with self._lock:
+            self.patience.processes_put_off += count
+
+    def charge_look(self, party: int, waited_s: float) -> None:
+        """Count a wait for a process of this party as one of a look at many."""
+        with self._lock:
+            self.looks.charge(party, waited_s)
+
+    def late(self) -> set[int]:
+        """The parties whose processes made looks wait lately: others come first."""
+        with self._lock:
+            return self.looks.late()
+
     def leave_alone(self, who: int) -> None:
         """Leave a process alone that made another part of this program wait."""
         with self._lock:
@@ -324,9 +373,11 @@ class Broker:
                 self._give_up()
                 raise
             finally:
-                now_s = time.monotonic()
-                self.patience.of(self._lost_over, now_s).left_s -= now_s - began_s
-            self._is_greeted, self._lost_over = True, NOBODY
+                if self._lost_over is not None:
+                    now_s = time.monotonic()
+                    self.patience.of(self._lost_over, now_s).left_s -= now_s - began_s
+                    self.looks.charge(self._lost_over, now_s - began_s)
+            self._is_greeted, self._lost_over = True, None
         return link
 
     def _start(self) -> socket.socket:
@@ -371,29 +422,52 @@ class Broker:
                 self._give_up()
                 raise
 
-    def _next(self, who: int | None, is_file: bool = False, *, marks: bool = True) -> Any:
-        """The next answer, waited for as long as the patience with that party lasts. `marks`: a
-        process that does not answer is left alone for a while."""
+    def _next(
+        self,
+        who: int | None,
+        is_file: bool = False,
+        *,
+        marks: bool = True,
+        deadline_s: float | None = None,
+    ) -> Any:
+        """The content of the next answer; as `_answer`. Raises OSError, Hung."""
+        number, content, _ = self._answer(who, is_file, marks=marks, deadline_s=deadline_s)
+        if number:
+            raise OSError(number, os.strerror(number))
+        return content
+
+    def _answer(
+        self,
+        who: int | None,
+        is_file: bool = False,
+        *,
+        marks: bool = True,
+        deadline_s: float | None = None,
+    ) -> tuple[int, Any, float]:
+        """The next answer, as `_receive` has it, waited for as long as the patience with that party
+        lasts. `marks`: a process that does not answer is left alone for a while."""
+        if deadline_s is None:
+            deadline_s = self._deadline_s
         try:
-            number, content, waited_s = self._receive_of(who, time.monotonic())
+            number, content, waited_s = self._receive_of(who, time.monotonic(), deadline_s)
         except Hung:
             if marks:
                 self.patience.mark(who, is_file=is_file)
             raise
         if waited_s > 0 and who is not None and marks:  # beyond FREE_S it is charged already
             self.patience.charge_brief(who, min(waited_s, FREE_S), is_file=is_file)
-        if number:
-            raise OSError(number, os.strerror(number))
-        return content
+        return number, content, waited_s
 
-    def _receive_of(self, who: int | None, began_s: float) -> tuple[int, Any, float]:
+    def _receive_of(
+        self, who: int | None, began_s: float, deadline_s: float
+    ) -> tuple[int, Any, float]:
         try:
             return self._receive(began_s + FREE_S)
         except TimeoutError:
             pass
         now_s = time.monotonic()
         patience = self.patience.of(payer_of(who), now_s)
-        until_s = min(began_s + self._deadline_s, now_s + max(0.0, patience.left(now_s)))
+        until_s = min(began_s + deadline_s, now_s + max(0.0, patience.left(now_s)))
         try:
             while True:
                 try:
@@ -409,7 +483,7 @@ class Broker:
                         self._start()  # it comes up while we do something else
                     raise Hung(str(who)) from None
         finally:
-            patience.left_s -= min(time.monotonic() - now_s, self._deadline_s)
+            patience.left_s -= min(time.monotonic() - now_s, deadline_s)
 
     def _receive(self, until_s: float) -> tuple[int, Any, float]:
         """(error number, content, how long the child waited for it in s, if that is noteworthy)."""

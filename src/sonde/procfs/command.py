@@ -85,21 +85,27 @@ def command_of(pid: int, comm: str) -> str:
     return f"{found} [{rank}]" if rank else found
 
 
-def commands_of(pids: Sequence[int]) -> list[str]:
-    """Program and script of many processes, without their ranks; '' where that is not known."""
-    lines = BROKER.each(pids, [f"/proc/{pid}/cmdline" for pid in pids], _MOST_BYTES)
+def commands_of(pids: Sequence[int], *, is_patient: bool = False) -> list[str]:
+    """Program and script of many processes, without their ranks; '' where that is not known.
+    `is_patient`: as `Broker.each` takes it."""
+    paths = [f"/proc/{pid}/cmdline" for pid in pids]
+    lines = BROKER.each(pids, paths, _MOST_BYTES, is_patient=is_patient)
     return [_program_and_script(line) if line else "" for line in lines]
 
 
-def scripts_of(pids: Sequence[int]) -> list[str | None]:
+def scripts_of(pids: Sequence[int], *, is_patient: bool = False) -> list[str | None]:
     """What the interpreters among many processes run, and their ranks: 'train.py rank 3',
     '-m serve', 'app.jar'. '' of other programs, and of program text (`-c`) without a rank; None of
-    those that could not be read."""
-    lines = BROKER.each(pids, [f"/proc/{pid}/cmdline" for pid in pids], _MOST_BYTES)
+    those that could not be read. `is_patient`: as `Broker.each` takes it."""
+
+    def read(pids: Sequence[int], file: str, limit: int) -> list[bytes | None]:
+        paths = [f"/proc/{pid}/{file}" for pid in pids]
+        return BROKER.each(pids, paths, limit, is_patient=is_patient)
+
+    lines = read(pids, "cmdline", _MOST_BYTES)
     found = [_parsed(line) if line else None for line in lines]
     ours = [pid for pid, one in zip(pids, found, strict=True) if one and one.is_interpreter]
-    paths = [f"/proc/{pid}/environ" for pid in ours]
-    environments = dict(zip(ours, BROKER.each(ours, paths, _MOST_ENVIRONMENT_BYTES), strict=True))
+    environments = dict(zip(ours, read(ours, "environ", _MOST_ENVIRONMENT_BYTES), strict=True))
     return [
         None if not line else _label(one, environments.get(pid)) if one else ""
         for pid, line, one in zip(pids, lines, found, strict=True)

@@ -106,12 +106,12 @@ def _for_child(path: str) -> str:
     return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1) if path[:6] == "/proc/" else path
 
 
-def read_link(path: str) -> str:
-    """Where a link of /proc/PID leads to. Raises OSError."""
+def read_link(path: str, deadline_s: float | None = None) -> str:
+    """Where a link of /proc/PID leads to. `deadline_s`: as `Broker.ask` takes it. Raises OSError."""
     pid = whose(path)
     if pid is None:
         return os.readlink(path)  # noqa: PTH115
-    return os.fsdecode(BROKER.ask(pid, ("link", path)))
+    return os.fsdecode(BROKER.ask(pid, ("link", path), deadline_s=deadline_s))
 
 
 def links_of(pid: int, limit: int, prefix: str) -> tuple[set[str], bool]:

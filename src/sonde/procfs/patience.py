@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections import Counter
 from typing import Final
 
 from sonde.procfs.parties import NOBODY, party_of
@@ -80,6 +81,9 @@ class Patience:
         self._parties: dict[int, PartyPatience] = {}
         self.processes_hung = 0
         """How often a process was left alone."""
+        self.processes_put_off = 0
+        """How often a process was not read as others of its party, or of all parties together, made
+        a look wait too long (looks.py)."""
         self.files_hung = 0
         """Files that did not open in time, or were not opened as too many had not, or it was not
         known whether they would."""
@@ -101,6 +105,16 @@ class Patience:
             return False
         self.processes_hung += 1
         return True
+
+    def exhausted(self) -> set[int]:
+        """The parties of which `is_exhausted` holds."""
+        now_s = time.monotonic()
+        hung = Counter(of for until_s, _, of in self._hung.values() if now_s < until_s)
+        return {
+            party
+            for party, count in hung.items()
+            if count > FEW_HUNG and self.of(party, now_s).is_spent(now_s)
+        }
 
     def charge_brief(self, who: int, waited_s: float, *, is_file: bool) -> None:
         """An answer about a process came after such a wait. Where its party has used up what such
@@ -152,7 +166,7 @@ class Patience:
         """As new: nobody made a reader wait, and nothing is counted."""
         self._hung.clear()
         self._parties.clear()
-        self.processes_hung = self.files_hung = 0
+        self.processes_hung = self.files_hung = self.processes_put_off = 0
 
 
 class Abandoned:
@@ -179,6 +193,19 @@ class Abandoned:
         party = payer_of(who)
         of_party = sum(of == party for _, of in self._children)
         return len(self._children) >= MAX_ABANDONED or of_party >= MAX_ABANDONED_OF_PARTY
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there are too many in all, as of the last look."""
+        return len(self._children) >= MAX_ABANDONED
+
+    def crowded(self) -> set[int]:
+        """The parties over whose processes too many were lost."""
+        if not self._children:
+            return set()
+        self._reap()
+        of_parties = Counter(of for _, of in self._children)
+        return {party for party, count in of_parties.items() if count >= MAX_ABANDONED_OF_PARTY}
 
     def _reap(self) -> None:
         self._children = [lost for lost in self._children if lost[0].poll() is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import time
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -12,6 +13,7 @@ from typing import Final
 from sonde.procfs.broker import BROKER
 from sonde.procfs.files import read_file, read_link
 from sonde.procfs.ids import ids_of
+from sonde.procfs.looks import LOOK_DEADLINE_S, PATIENT_S
 from sonde.procfs.names import printable, text
 
 START_UNIT_NS: Final = 10_000_000
@@ -22,6 +24,8 @@ _TICK_NS: Final = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _ENDED: Final = "ZXx"
 _MAX_COMPLETED: Final = 256
 """Processes whose first thread has ended before others, completed in one call of read_stats."""
+_COMPLETE_S: Final = 0.05
+"""How long that may take, and one process more."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -76,11 +80,17 @@ def read_stat(pid: int, tid: int = 0) -> Stat | None:
     return _completed(pid, _stat(read_file(f"/proc/{pid}/stat")))
 
 
-def read_stats(pids: Sequence[int]) -> list[Stat | None]:
-    """The basics of many processes, which costs much less than one after the other."""
-    found = [_stat(raw) for raw in BROKER.each(pids, [f"/proc/{pid}/stat" for pid in pids], 4096)]
+def read_stats(pids: Sequence[int], *, is_patient: bool = False) -> list[Stat | None]:
+    """The basics of many processes, which costs much less than one after the other. None, too, of
+    those that are not read in the time that a look may take (`Broker.each`)."""
+    raws = BROKER.each(pids, [f"/proc/{pid}/stat" for pid in pids], 4096, is_patient=is_patient)
+    found = [_stat(raw) for raw in raws]
     headless = [at for at, it in enumerate(found) if it and not it.goes_on and it.threads > 1]
-    for at in headless[:_MAX_COMPLETED]:
+    until_s = time.monotonic() + (PATIENT_S if is_patient else _COMPLETE_S)
+    for number, at in enumerate(headless[:_MAX_COMPLETED]):
+        if time.monotonic() > until_s:
+            BROKER.put_off(len(headless) - number)
+            break
         found[at] = _completed(pids[at], found[at])
     return found
 
@@ -101,7 +111,7 @@ def memory_task(pid: int) -> int:
     """The thread below whose number in /proc the memory, files and folders of a process are seen:
     `pid`, unless its first thread has ended before another."""
     try:
-        task: int = BROKER.ask(pid, ("task", pid))
+        task: int = BROKER.ask(pid, ("task", pid), deadline_s=LOOK_DEADLINE_S)
     except OSError:
         return pid
     return task
@@ -158,12 +168,12 @@ def descends(pid: int, roots: Container[int]) -> bool:
     return pid in roots or any(parent in roots for parent in parents(pid) if parent > 1)
 
 
-def family(roots: Iterable[int]) -> set[int]:
-    """These processes and all that descend from them now."""
+def family(roots: Iterable[int], *, is_patient: bool = False) -> set[int]:
+    """These processes and all that descend from them now. `is_patient`: as in `read_stats`."""
     waiting = list(roots)
     children: dict[int, list[int]] = {}
     there = pids() if waiting else []
-    for pid, stat in zip(there, read_stats(there), strict=True):
+    for pid, stat in zip(there, read_stats(there, is_patient=is_patient), strict=True):
         if stat is not None:
             children.setdefault(stat.ppid, []).append(pid)
     found: set[int] = set()
@@ -196,7 +206,7 @@ def read_comm(pid: int, tid: int) -> str | None:
 def read_exe(pid: int) -> str:
     """File name of the executable; '' of a kernel thread, and where it cannot be read."""
     try:
-        path = read_link(f"/proc/{pid}/exe")
+        path = read_link(f"/proc/{pid}/exe", LOOK_DEADLINE_S)
     except OSError:
         return ""
     return printable(path.removesuffix(" (deleted)").rpartition("/")[2])

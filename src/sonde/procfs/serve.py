@@ -49,6 +49,8 @@ READ_BYTES = 64 << 10
 LENGTH = struct.Struct("<I")
 BRIEFEST_S = 0.0005
 """Waits for what a process chooses that are shorter cost it nothing."""
+PUT_OFF = -1
+"""In place of an error's number: not read, as the files before it in the request took so long."""
 KEPT_S = 3600
 """How long descriptors are kept after the parent has ended, at most."""
 
@@ -107,14 +109,26 @@ class Waits:
     def __init__(self) -> None:
         self.queued_s = self.queued()
         self.begin()
+        self.begin_many()
 
     def begin(self) -> None:
         """A request came, or one of its answers was sent."""
         self.began_s, self.ran_s = time.monotonic(), time.thread_time()
 
+    def begin_many(self) -> None:
+        """The answers from now on count together (`are_over`)."""
+        self.together_s, self.queued_before_s = 0.0, self.queued()
+
+    def are_over(self, most_s: float) -> bool:
+        """Whether the answers since `begin_many` waited for longer than this together."""
+        if self.together_s < most_s:
+            return False
+        return self.together_s - (self.queued() - self.queued_before_s) >= most_s
+
     def since_begin(self) -> float:
         """Seconds; 0.0 where they are fewer than BRIEFEST_S."""
         waited_s = time.monotonic() - self.began_s - (time.thread_time() - self.ran_s)
+        self.together_s += waited_s
         if waited_s < BRIEFEST_S:
             return 0.0
         before_s, self.queued_s = self.queued_s, self.queued()
@@ -196,8 +210,12 @@ class Server:
             path, limit = rest
             self.answer(0, of_process(path, lambda it: read_file(it, limit)))
         elif kind == "each":  # an answer for each path: the caller knows where it hangs
-            paths, limit = rest
+            paths, limit, most_s = rest
+            self.waits.begin_many()
             for path in paths:
+                if self.waits.are_over(most_s):
+                    self.answer(PUT_OFF, None)
+                    continue
                 try:
                     self.answer(0, read_file(path, limit))
                 except OSError as error:

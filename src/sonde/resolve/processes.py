@@ -42,6 +42,10 @@ MAX_THREAD_NAMES: Final = 98_304
 """Of all processes together, some 24 MB."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
+_EAGER_S: Final = 0.05
+"""How long that may take beside a loop that drains the kernel ..."""
+_FIRST_EAGER_S: Final = 2.0
+"""... and before there is one."""
 _MANY_ENDED: Final = 8
 """From this many ended processes on, one listing of /proc is cheaper than a check of each."""
 MAX_HEADLESS_CHECKED: Final = 64
@@ -86,6 +90,7 @@ class ProcessTable:
         self._boot_offset_ns = 0
         """CLOCK_BOOTTIME less CLOCK_MONOTONIC."""
         self._next_sweep_ns = 0
+        self._has_scanned = False
 
     def __len__(self) -> int:
         return len(self._live) + len(self._ended_order)
@@ -101,12 +106,14 @@ class ProcessTable:
         for pid in self._live.keys() - set(pids):
             self._mark_ended(self._live[pid], time.monotonic_ns())
         eager = _EAGER_MAPS
+        eager_until_s = time.monotonic() + (_EAGER_S if self._has_scanned else _FIRST_EAGER_S)
+        self._has_scanned = True
         for pid, found in zip(pids, procfs.read_stats(pids), strict=True):
             known = self._live.get(pid)
             if found is None or (known is not None and known.start_ns == found.start_ns):
                 continue
             process = self._from_proc(pid, found)
-            if eager and process.exe:
+            if eager and time.monotonic() < eager_until_s and process.exe:
                 process.image.read_ahead()
                 eager -= 1
 
