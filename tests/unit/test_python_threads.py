@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import gc
+import io
 import random
 import shutil
 import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -300,3 +303,63 @@ def test_a_process_is_read_when_it_has_a_new_thread_and_rarely_otherwise(
     names.update([(pid, start_ns, tids[-1])])
     assert names.unread == 1
     assert resolver.processes.thread_name(process, tids[1]) == "loader-0"  # of its last rows
+
+
+class Silent:
+    """In place of what reads a process's names: it has none."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def read(self, memory: object) -> dict[int, str]:
+        return {}
+
+
+class Anything:
+    """In place of processes, and of the agent's unwinding: all have a Python."""
+
+    def __init__(self, resolver: Resolver) -> None:
+        self.processes = self
+        self.python_budget = resolver.python_budget
+
+    def loaded_python_of(self, key: tuple[int, int]) -> tuple[object, int]:
+        return object(), 1
+
+    def find(self, pid: int, start_ns: int) -> TrackedProcess:
+        process = TrackedProcess(pid, start_ns, 1, "python3", ProcessImage(pid, "exec"))
+        process._party = 1 if pid < 100 else 2
+        return process
+
+    def give_thread_names(self, process: TrackedProcess, names: dict[int, str]) -> None:
+        assert not names
+
+
+@pytest.mark.parametrize("levels", [1, 2])
+def test_threads_that_were_looked_up_take_a_bounded_part_of_memory(
+    monkeypatch: pytest.MonkeyPatch, levels: int
+) -> None:
+    monkeypatch.setattr(thread_names, "PythonThreads", Silent)
+    monkeypatch.setattr(thread_names, "MOST_BYTES", most := 2 << 20)
+    monkeypatch.setattr(thread_names, "TIMES", 0.0)
+    monkeypatch.setattr(thread_names, "UPDATE_S", 60.0)
+    monkeypatch.setattr(thread_names, "ProcessMemory", lambda *_: io.BytesIO())
+    inside = procfs.Credentials((1, 1), 1, levels)
+    monkeypatch.setattr(procfs, "read_credentials", lambda _: inside)
+    monkeypatch.setattr(procfs, "inner_tids", lambda _, tids: {tid: tid + 7 for tid in tids})
+    anything = Anything(Resolver(has_budget=False))
+    names = ThreadNames(anything, anything)  # type: ignore[arg-type]
+    names.update([(5, 1, 50_000_000 + tid) for tid in range(20)])
+    (honest,) = (it for it in names.memory._caches if it.party == 1)
+    tracemalloc.start()
+    try:
+        for pid in range(1_000, 1_100):
+            base = pid * 10_000
+            names.update([(pid, 1, base + tid) for tid in range(4_000)])
+            assert names.memory.bytes <= most
+        gc.collect()
+        used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert used < 1.3 * most
+    assert names.memory.emptied > 50
+    assert len(honest.seen) == 20

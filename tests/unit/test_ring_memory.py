@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import struct
 import tracemalloc
 
 import pytest
 
 from sonde.collect import inject_abi as abi
+from sonde.collect.device_time import DeviceTime
 from sonde.collect.inject_records import (
     MAX_NAME_BYTES,
     MAX_STACK_BYTES,
-    MAX_STREAMS,
     NUMBER_BYTES,
     Ring,
 )
+from sonde.collect.stream_numbers import MAX_STREAMS, STREAM_BYTES, StreamNumbers
 from sonde.procfs.party_memory import PartyMemory
+from sonde.query.queries import LOSS_TEXT
 
 NOW_NS = 10**12
 WIDE = "\U0001f600"
@@ -161,6 +164,44 @@ def test_numbers_of_streams_and_stacks_count(memfd):
         ring.keep_stack_id(correlation, 8)
     assert ring.stack_id(99_999) == 8
     assert ring.stack_id(99_999) == 0
-    assert memory.bytes == ring.held_bytes <= NUMBER_BYTES * (MAX_STREAMS + 16_384)
+    assert memory.bytes == ring.held_bytes <= NUMBER_BYTES * 16_384
     ring.empty()
-    assert (ring.held_bytes, ring.stream(5), ring.stack_id(99_998)) == (0, 0, 0)
+    assert (ring.held_bytes, ring.stack_id(99_998)) == (0, 0)
+    assert [ring.stream(handle) for handle in (5, MAX_STREAMS, 1)] == [5, MAX_STREAMS, 1]
+
+
+def test_a_stream_stays_one_stream_when_its_ring_is_emptied(memfd):
+    ring = Ring(memfd, 0)
+    handles = random.Random(7).sample(range(1 << 62), 300)
+    numbers = [ring.stream(handle) for handle in handles]
+    assert numbers == list(range(1, 301))
+    ring.empty()
+    assert [ring.stream(handle) for handle in reversed(handles)] == numbers[::-1]
+    assert ring.stream((1 << 64) - 1) == 301
+
+
+def test_numbers_of_streams_take_little():
+    handles = random.Random(7).sample(range(1 << 62), 2 * MAX_STREAMS)
+
+    def fill():
+        numbers = StreamNumbers()
+        for handle in handles:
+            numbers.of(handle)
+        return numbers
+
+    used, kept = kept_after(fill)
+    assert len(kept) == MAX_STREAMS
+    assert used < STREAM_BYTES * MAX_STREAMS + 1_000
+
+
+def test_emptied_caches_are_a_loss_of_their_collector(memfd):
+    collector = DeviceTime([1], 0.05)
+    assert "caches_emptied" not in collector.losses()
+    hostile = Ring(memfd, 0, collector._kept, party=2)
+    hostile.keep_stack_id(1, 8)
+    collector._kept.grew(1 << 30)  # a bound that is reached
+    assert "caches_emptied" not in collector.losses()  # counted again, it was not
+    collector._kept._most = 1
+    collector._kept.grew(1)
+    assert collector.losses()["caches_emptied"] == 1
+    assert "caches_emptied" in LOSS_TEXT

@@ -79,6 +79,14 @@ def test_want_of_room_is_called_so(code: int, monkeypatch: pytest.MonkeyPatch):
     assert it.usage()["put_off"] == 1
 
 
+def test_memory_of_runtimes_that_was_given_back_is_a_loss(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_native, "UnwindMaps", lambda _owner: Maps(0))
+    it = Unwinder(None, Resolver(), Cache())  # type: ignore[arg-type]
+    assert it.losses() == {}
+    it._runtimes.emptied = 3  # names of some JVMs, for instance
+    assert it.losses() == {"caches_emptied": 3}
+
+
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EIO, errno.EINVAL])
 def test_an_error_is_not_called_want_of_room(code: int, monkeypatch: pytest.MonkeyPatch):
     it = refused_with(code, monkeypatch)

@@ -93,6 +93,7 @@ class Losses:
         now |= {f"unwind.{name}": count for name, count in self._unwinding.losses().items()}
         now["stacks.forgotten"] = self._dictionary.forgotten
         now["stacks.too_large"] = self._dictionary.left_out
+        now["thread_names.caches_emptied"] = self._dictionary.thread_names.memory.emptied
         now["frames.texts_cut"] = self._dictionary.names_cut
         now["frames.without_offset"] = self._resolver.counters.frames_without_offset
         now[LOST_EVENTS] = self._event_loop.lost

@@ -8,11 +8,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import itemgetter
 from typing import Final
 
 from sonde import procfs
 from sonde.agent.unwinding import Unwinding
+from sonde.procfs.party_memory import PartyMemory
 from sonde.resolve import Resolver
 from sonde.resolve.lru_cache import LruCache
 from sonde.resolve.tracked_process import TrackedProcess
@@ -23,6 +25,13 @@ from sonde.unwind.python_threads import FAILURES
 MAX_PROCESSES: Final = 1024
 MAX_SEEN: Final = 4_096
 """Threads of a process that are remembered as looked up; beyond it they are looked up again."""
+MOST_BYTES: Final = 8 << 20
+"""Memory of what is remembered of the threads of all processes, shared between parties
+(`procfs.party_memory`)."""
+SEEN_BYTES: Final = 64
+"""Of a thread that was looked up: an entry of a set, and its number, ..."""
+INSIDE_BYTES: Final = 160
+"""... and the entry with its tid in another namespace."""
 SOON_S: Final = 0.9
 """Between two reads of a process where rows have a thread that was not looked up: a tick."""
 MAX_PAUSE_S: Final = 15.0
@@ -36,10 +45,12 @@ UPDATE_S: Final = 0.05
 """How long one update may take, and a process more: what is left is read at the next tick."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Known:
     """A process with a Python."""
 
+    party: int
+    """As procfs.party_of has it."""
     threads: PythonThreads
     runtime: int
     """Address of its _PyRuntime."""
@@ -56,6 +67,15 @@ class _Known:
     """CPU time of the last read."""
     has_failed: bool = False
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory of its threads, about."""
+        return SEEN_BYTES * len(self.seen) + INSIDE_BYTES * len(self.inside)
+
+    def empty(self) -> None:
+        """Forget its threads: they are looked up again."""
+        self.seen, self.inside = set(), {}
+
     def is_due(self, tids: set[int], now_s: float) -> bool:
         """Whether to read it now. `tids`: threads that rows have."""
         is_new = not self.has_failed and not tids <= self.seen
@@ -70,6 +90,8 @@ class ThreadNames:
         self._resolver = resolver
         self._unwinding = unwinding
         self._known: LruCache[tuple[int, int], _Known] = LruCache(MAX_PROCESSES)
+        self.memory = PartyMemory(MOST_BYTES)
+        """Of all of these."""
         self.unread = 0
         """How often the names of a process could not be read, or its user or container had no CPU
         time left for names."""
@@ -92,8 +114,10 @@ class ThreadNames:
             if known is None or known.runtime != runtime:
                 credentials = procfs.read_credentials(key[0])
                 is_inside = credentials is not None and credentials.levels > 1
-                known = _Known(PythonThreads(python, runtime), runtime, is_inside)
+                party = self._resolver.processes.find(*key).party
+                known = _Known(party, PythonThreads(python, runtime), runtime, is_inside)
                 self._known.put(key, known)
+                self.memory.add(known)
             if known.is_due(tids, now_s):
                 due.append((known.read_s, key, known))
         for _, key, known in sorted(due, key=itemgetter(0)):
@@ -104,6 +128,13 @@ class ThreadNames:
     def _read(self, process: TrackedProcess, known: _Known, tids: set[int]) -> None:
         if not process.is_alive:
             return
+        held_bytes = known.held_bytes
+        try:
+            self._read_now(process, known, tids)
+        finally:
+            self.memory.grew(known.held_bytes - held_bytes)
+
+    def _read_now(self, process: TrackedProcess, known: _Known, tids: set[int]) -> None:
         is_new = not tids <= known.seen
         known.read_s = time.monotonic()
         budget, party = self._resolver.python_budget, process.party
@@ -130,14 +161,15 @@ class ThreadNames:
         known.has_failed = False
         known.pause_s = SOON_S if is_new else min(MAX_PAUSE_S, 2 * known.pause_s)
         if len(known.seen) > MAX_SEEN:
-            known.seen.clear()
-        known.seen |= tids
+            known.seen = set()  # clear() keeps its table
+        known.seen.update(islice(tids, MAX_SEEN))
         self._resolver.processes.give_thread_names(process, names)
 
     @staticmethod
     def _outside(pid: int, known: _Known, names: dict[int, str], tids: set[int]) -> dict[int, str]:
         """Names by the tids that we know threads by."""
         if len(known.inside) > MAX_SEEN:
-            known.inside.clear()
-        known.inside |= procfs.inner_tids(pid, sorted(tids - known.inside.keys()))
+            known.inside = {}
+        new = sorted(tids - known.inside.keys())[:MAX_SEEN]
+        known.inside |= procfs.inner_tids(pid, new)
         return {tid: names[it] for tid in tids if (it := known.inside.get(tid, 0)) in names}

@@ -237,6 +237,7 @@ class DeviceTime(Collector):
         counted = dict(self._reader.losses, slots_unread=self._slots.failed)
         counted["slots_late"] = self._slots.late
         counted["processes_unread"] = self._finder.unread.processes
+        counted["caches_emptied"] = self._kept.emptied
         losses = {name: count for name, count in counted.items() if count}
         return losses | dict(self._sites.losses() if self._sites else {})
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from sonde import _native
 from sonde.collect import inject_abi as abi
 from sonde.collect.ring_budget import KEPT_BYTES, Turn
+from sonde.collect.stream_numbers import StreamNumbers
 from sonde.procfs.party_memory import PartyMemory
 
 MAX_A_TURN: Final = 16_384
@@ -39,8 +40,6 @@ ADDRESS_BYTES: Final = 9
 """Of an address, and of the room for more that an array has."""
 IDS_HELD: Final = 16_384
 """Stacks of a ring that the kernel took and whose run has not come yet."""
-MAX_STREAMS: Final = 4_096
-"""Streams of a ring that get a number; it is 0 for further ones."""
 NUMBER_BYTES: Final = 192
 """Memory of a number by another one."""
 
@@ -122,24 +121,20 @@ class Ring:
         """Not yet in a `Taken`."""
         self._stack_ids: OrderedDict[int, int] = OrderedDict()
         """Of stacks that the kernel took of launches whose run has not come yet, by correlation."""
-        self._streams: dict[int, int] = {}
-        """Numbers of streams by their handle."""
-        self._last_stream = 0
+        self._streams = StreamNumbers()
         self._memory = PartyMemory(KEPT_BYTES) if memory is None else memory
         self._memory.add(self)
 
     @property
     def held_bytes(self) -> int:
-        """Memory of what is kept of it, about."""
-        numbers = len(self._stack_ids) + len(self._streams)
-        return self._name_bytes + self._stack_bytes + NUMBER_BYTES * numbers
+        """Memory of what is kept of it, about, but for the numbers of streams."""
+        return self._name_bytes + self._stack_bytes + NUMBER_BYTES * len(self._stack_ids)
 
     def empty(self) -> None:
-        """Drop what is kept of it: names are read again, streams get new numbers, stacks are
-        lost."""
+        """Drop what is kept of it: names are read again, stacks are lost. Streams keep their
+        numbers (`stream_numbers`)."""
         self._stacks_dropped += len(self._stacks) + len(self._stack_ids)
         self._names, self._stacks, self._stack_ids = OrderedDict(), OrderedDict(), OrderedDict()
-        self._streams = {}
         self._name_bytes = self._stack_bytes = 0
 
     def keep_stack_id(self, correlation: int, stack_id: int) -> None:
@@ -159,17 +154,8 @@ class Ring:
         return found
 
     def stream(self, handle: int) -> int:
-        """A small number for a stream: its handle is an address, which is not recorded."""
-        if not handle:
-            return 0
-        number = self._streams.get(handle)
-        if number is None:
-            if self._last_stream >= MAX_STREAMS:
-                return 0
-            self._last_stream += 1
-            number = self._streams[handle] = self._last_stream
-            self._memory.grew(NUMBER_BYTES)
-        return number
+        """A small number for a stream."""
+        return self._streams.of(handle)
 
     def waiting(self, head: int) -> int:
         """How many records there are up to `head`, as the library gave it; 0 where it cannot be."""

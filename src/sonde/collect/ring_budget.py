@@ -20,8 +20,8 @@ CPU_SHARE: Final = 0.15
 NAME_BYTES_A_SECOND: Final = 256 << 10
 """Names that were not known yet, of all rings together, as they are in memory."""
 KEPT_BYTES: Final = 16 << 20
-"""Memory of what is kept of all rings together: names, stacks whose runs have not come yet, numbers
-of streams. Shared between parties (`procfs.party_memory`)."""
+"""Memory of what is kept of all rings together: names, stacks whose runs have not come yet.
+Shared between parties (`procfs.party_memory`)."""
 STACKS_A_SECOND: Final = 1_024
 """Stacks that were not known yet, of all rings together: each has to be resolved."""
 LONGEST_TURN_S: Final = 4.0

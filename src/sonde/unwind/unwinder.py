@@ -107,10 +107,10 @@ class Unwinder:
         """Walks of each process at the last eviction."""
         self._pythons: LruCache[tuple[int, int], tuple[Interpreter, int]] = LruCache(MAX_PYTHONS)
         """With the bias at which its file is loaded."""
-        runtimes = PartyMemory(MOST_BYTES)
-        self._jvms = Jvms(self._maps, resolver, runtimes)
-        self._v8s = V8s(self._maps, resolver, runtimes)
-        self._engines = Engines(self._maps, resolver.budget, runtimes)
+        self._runtimes = PartyMemory(MOST_BYTES)
+        self._jvms = Jvms(self._maps, resolver, self._runtimes)
+        self._v8s = V8s(self._maps, resolver, self._runtimes)
+        self._engines = Engines(self._maps, resolver.budget, self._runtimes)
         self.left_out = 0
         """How often a table or a process did not fit into the kernel's maps."""
         self.delayed = 0
@@ -315,6 +315,8 @@ class Unwinder:
             found["delayed"] = self.delayed
         if self._files.left_out:
             found["too_many_files"] = self._files.left_out
+        if self._runtimes.emptied:
+            found["caches_emptied"] = self._runtimes.emptied
         if self._jvms.refused:
             found["jvm.refused"] = self._jvms.refused
         if self._v8s.refused:
