@@ -365,3 +365,31 @@ def test_a_process_that_soon_ends_is_of_the_party_of_who_started_it(
     found += [story.live(grandchild), story.live(of_root)]
     story.feed(leave(child), leave(grandchild), leave(of_root))
     assert [it.party for it in found] == [1000, 1000, procfs.NOBODY]
+
+
+def test_threads_that_a_process_claims_are_not_looked_up_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ring of device time may have another thread id in each of 16,384 records a second."""
+    looked_up: list[int] = []
+    read_comm = procfs.read_comm
+
+    def counted(pid: int, tid: int) -> str | None:
+        looked_up.append(tid)
+        return read_comm(pid, tid)
+
+    monkeypatch.setattr(procfs, "read_comm", counted)
+    table = ProcessTable()
+    table.scan()
+    process = table.find(os.getpid(), table.start_of(os.getpid()))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        stranger = other.pid  # no thread of this process
+        other.communicate(b"\n")
+    process.threads = None
+    claimed = [*range(1 << 24, (1 << 24) + 50_000), stranger]
+    names = table.thread_names(process, [os.getpid(), *claimed])
+    assert names[0] == procfs.read_comm(os.getpid(), os.getpid())
+    assert set(names[1:]) == {""}
+    assert len(set(looked_up)) <= 1
+    few = [os.getpid(), *claimed[:3]]
+    assert table.thread_names(process, few) == [names[0], "", "", ""]

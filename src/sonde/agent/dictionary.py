@@ -4,7 +4,7 @@ its rows need."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Set
 from itertools import dropwhile
 from operator import attrgetter
@@ -302,8 +302,13 @@ class Dictionary:
 
     def _thread_rows(self, threads: Iterable[tuple[int, int, int]]) -> Iterable[TableRow]:
         processes = self._resolver.processes
+        of_processes: defaultdict[ProcessKey, list[int]] = defaultdict(list)
         for pid, start_ns, tid in threads:
-            yield pid, start_ns, tid, processes.thread_name(processes.find(pid, start_ns), tid)
+            of_processes[pid, start_ns].append(tid)
+        for (pid, start_ns), tids in of_processes.items():
+            names = processes.thread_names(processes.find(pid, start_ns), tids)
+            for tid, name in zip(tids, names, strict=True):
+                yield pid, start_ns, tid, name
 
 
 def _is_of_library(known: KnownFrame) -> bool:

@@ -92,6 +92,7 @@ from sonde.procfs.processes import (
     read_exe,
     read_stat,
     read_stats,
+    tids,
 )
 
 __all__ = [
@@ -162,6 +163,7 @@ __all__ = [
     "sockets_of",
     "subordinate_ids",
     "text",
+    "tids",
     "user_ids",
     "with_comm",
 ]

@@ -185,6 +185,14 @@ def family(roots: Iterable[int], *, is_patient: bool = False) -> set[int]:
     return found
 
 
+def tids(pid: int) -> set[int]:
+    """The threads that a process has now. Takes none of its locks."""
+    try:
+        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208
+    except OSError:
+        return set()
+
+
 def inner_tids(pid: int, tids: Sequence[int]) -> dict[int, int]:
     """What threads of a process are called in their own pid namespace, by thread id; those that
     have ended are left out."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from sys import getsizeof
 from typing import Final
@@ -40,6 +40,8 @@ MAX_MAPPINGS_HELD: Final = 131_072
 processes have 50,000, which count for 75,000 with paths of 80 characters."""
 MAX_THREAD_NAMES: Final = 98_304
 """Of all processes together, some 24 MB."""
+_FEW_THREADS: Final = 16
+"""Unknown threads of one process that are looked up one by one."""
 _EAGER_MAPS: Final = 512
 """Processes whose mappings are read at the start, in case they end before they are sampled."""
 _EAGER_S: Final = 0.05
@@ -159,17 +161,31 @@ class ProcessTable:
             found = next(reversed(self._dead.get(process.ppid, ())), None)
         return found if found is not process else None
 
-    def thread_name(self, process: TrackedProcess, tid: int) -> str:
+    def thread_names(self, process: TrackedProcess, tids: Sequence[int]) -> list[str]:
+        """The names of threads of a process, as `thread_name`. A process may claim any number of
+        threads in what it reports itself: of many, only those that it has are looked up."""
+        known = process.threads or {}
+        new = sum(tid not in known for tid in tids) if process.is_alive else 0
+        there = procfs.tids(process.pid) if new > _FEW_THREADS else None
+        return [self.thread_name(process, tid, there) for tid in tids]
+
+    def thread_name(
+        self, process: TrackedProcess, tid: int, there: Container[int] | None = None
+    ) -> str:
         """The name of a thread, '' where it is unknown. The first thread has the kernel's name,
-        others that of a runtime where it gives them one."""
-        name = self._kernel_name(process, tid)
+        others that of a runtime where it gives them one. `there`: threads that it has now, where
+        that is known."""
+        name = self._kernel_name(process, tid, there)
         given = process.given_names.get(tid) if process.given_names and tid != process.pid else None
         return name if given is None else shown_name(name, given, process.comm)
 
-    def _kernel_name(self, process: TrackedProcess, tid: int) -> str:
+    def _kernel_name(
+        self, process: TrackedProcess, tid: int, there: Container[int] | None
+    ) -> str:
         name = process.threads.get(tid) if process.threads else None
         if name is None:
-            name = procfs.read_comm(process.pid, tid) if process.is_alive else None
+            is_there = process.is_alive and (there is None or tid in there)
+            name = procfs.read_comm(process.pid, tid) if is_there else None
             if name is None:
                 return process.comm if tid == process.pid else ""
             self.counters.threads_evicted += process.set_thread_name(tid, name)
