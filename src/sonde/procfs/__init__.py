@@ -10,6 +10,8 @@ Terms:
 - patience: how long readers wait for a process, and for a party; used up, it comes back slowly
 - hung: of a process or file, that did not answer in time; left alone: not read for a while
 - abandoned: of a child, that was killed and cannot die yet; crowded: there are too many of them
+- look: reading a file of each of many processes; late: of a party, that made looks wait; put off:
+  of a process, that a look left for another one
 - elsewhere: the thread by which memory is seen once the first thread has ended
 - hold: to have a file by an O_PATH descriptor, before it is looked at and opened
 - sound: of a file, that nobody but root can make its readers wait; sure: of such a file, where
