@@ -148,14 +148,14 @@ def look(
 
 
 MOST_S = looks.LOOK_S + looks.LOOK_DEADLINE_S
-"""What a tick's looks may take: beside the start of another child, which this one lets take 0.1 s
-and a busy machine more."""
-START_S = 0.5
+"""What a tick's looks may wait, beside the start of another child."""
+BUSY_S = 2.0
+"""More on a busy machine, that start included."""
 
 
-@pytest.mark.parametrize("how", ["hangs", "late", "slow", "brief"])
+@pytest.mark.parametrize(("how", "most"), [("hangs", 0), ("late", 1), ("slow", 8), ("brief", 599)])
 def test_a_look_waits_for_one_party_for_a_bounded_time_and_serves_the_others(
-    slow: Broker, how: str
+    slow: Broker, how: str, most: int
 ) -> None:
     """Also where each process answers just before the deadline, or before a wait is noted."""
     slow.ask(GOOD, ("read", "there"))  # it has started
@@ -165,7 +165,8 @@ def test_a_look_waits_for_one_party_for_a_bounded_time_and_serves_the_others(
     others = unread = 0
     for _ in range(3):
         found, took_s = look(slow, whos, paths)
-        assert took_s < MOST_S + START_S
+        assert found.count(how) <= most  # type: ignore[arg-type]
+        assert took_s < MOST_S + BUSY_S
         others += found[count:].count("there")  # type: ignore[arg-type]
         unread += found.count(None)
         time.sleep(1)  # a tick
@@ -177,9 +178,12 @@ def test_a_look_waits_for_one_party_for_a_bounded_time_and_serves_the_others(
 def test_looks_one_after_the_other_wait_no_longer_together(slow: Broker) -> None:
     """A tick has several, of each party's programs for instance."""
     slow.ask(GOOD, ("read", "there"))
-    took_s = sum(look(slow, [BAD + number], ["late"])[1] for number in range(40))
-    assert took_s < MOST_S
-    assert slow.patience.processes_put_off >= 37
+    began_s = time.monotonic()
+    answers = [look(slow, [BAD + number], ["late"])[0] for number in range(40)]
+    took_s = time.monotonic() - began_s
+    assert answers.count(["late"]) <= 1 + took_s  # type: ignore[list-item]
+    assert slow.patience.processes_put_off >= 35
+    assert took_s < MOST_S + BUSY_S
 
 
 def test_many_parties_that_answer_late_are_bounded_together(
@@ -189,10 +193,9 @@ def test_many_parties_that_answer_late_are_bounded_together(
     slow.ask(GOOD, ("read", "there"))
     whos = [*range(BAD, BAD + 100), GOOD]
     found, took_s = look(slow, whos, ["late"] * 100 + ["there"])
-    assert took_s < MOST_S
+    assert found.count("late") <= 2  # type: ignore[arg-type]
+    assert took_s < MOST_S + BUSY_S
     assert slow.patience.processes_put_off >= 98
-    time.sleep(1)
-    assert look(slow, whos, ["late"] * 100 + ["there"])[0][-1] in (None, "there")
 
 
 def test_a_party_that_hangs_costs_a_look_one_child(slow: Broker) -> None:

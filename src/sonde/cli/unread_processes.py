@@ -7,9 +7,11 @@ from sonde import procfs
 
 
 def counts() -> dict[str, int]:
-    """How many processes are missing, and of how many others files are missing."""
+    """How many processes are missing, of how many others files are missing, and how often so far
+    a process was put off as others answered late."""
     processes, files = procfs.BROKER.left_alone()
-    return {"processes": processes, "processes_with_files": files}
+    put_off = procfs.BROKER.patience.processes_put_off
+    return {"processes": processes, "processes_with_files": files, "put_off": put_off}
 
 
 def line() -> str:
@@ -20,4 +22,7 @@ def line() -> str:
         parts.append(f"{processes} process{'es' if processes != 1 else ''}")
     if files:
         parts.append(f"files of {files} process{'es' if files != 1 else ''}")
-    return f"left out: {' and '.join(parts)} that block their readers" if parts else ""
+    left_out = f"left out: {' and '.join(parts)} that block their readers" if parts else ""
+    put_off = procfs.BROKER.patience.processes_put_off
+    late = f"put off {put_off:,} times so far: processes beside others that answer late"
+    return "; ".join(filter(None, [left_out, late if put_off else ""]))

@@ -41,7 +41,7 @@ from sonde.procfs.looks import (
     Looks,
 )
 from sonde.procfs.parties import NOBODY
-from sonde.procfs.patience import Abandoned, Patience, payer_of
+from sonde.procfs.patience import Abandoned, Hung, Patience, payer_of
 
 SERVER: Final = interpreter.command(Path(__file__).resolve().with_name("serve.py"))
 DEADLINE_S: Final = 0.25
@@ -51,18 +51,8 @@ START_S: Final = 10.0
 """For a child's start."""
 FREE_S: Final = 0.02
 """Waits up to this are brief: they meet no deadline, and have a separate allowance."""
-PUT_OFF: Final = -1
-"""In place of an error's number: the file was not read, as the ones before it took so long."""
-
 _LENGTH: Final = struct.Struct("<I")
 _MAX_FDS: Final = 1
-
-
-class Hung(OSError):  # noqa: N818 (a word of the package's Terms)
-    """The process or file makes its readers wait."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__(errno.ETIMEDOUT, "it makes readers wait", what)
 
 
 _CPU_CLOCK: Final = 2
@@ -181,38 +171,9 @@ class Broker:
             with suppress(OSError):  # the child ended
                 while asked := look.next():
                     self._send(("each", [paths[number] for number in asked], limit, SLICE_S))
-                    self._take_each(look, whos, asked, found, deadline_s)
+                    for number, content in look.answers(asked, self._answer, deadline_s):
+                        found[number] = content
         return found
-
-    def _take_each(
-        self,
-        look: Look,
-        whos: Sequence[int],
-        asked: Sequence[int],
-        found: list[bytes | None],
-        deadline_s: float,
-    ) -> None:
-        """Take the answers to a request of `each`. Raises OSError where the child ended."""
-        noted_s, put_off = 0.0, []
-        for at, number in enumerate(asked):
-            began_s = time.monotonic()
-            try:
-                error, content, waited_s = self._answer(whos[number], deadline_s=deadline_s)
-            except Hung:
-                look.charge(number, time.monotonic() - began_s)
-                look.put_back(asked[at + 1 :])
-                return
-            if error == PUT_OFF:
-                put_off.append(number)
-                continue
-            if waited_s > 0:
-                look.charge(number, waited_s)
-                noted_s += waited_s
-            found[number] = None if error else content
-        if put_off:
-            answered = [number for number in asked if number not in set(put_off)]
-            look.charge_all(answered, max(0.0, SLICE_S - noted_s))
-            look.put_back(put_off)
 
     def first_locked(self, whos: Sequence[int]) -> int | None:
         """The first of these processes whose map lock cannot be taken in time (`map_costs`). It is

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
 
-from sonde.procfs.patience import Abandoned, Patience, payer_of
+from sonde.procfs.patience import Abandoned, Hung, Patience, payer_of
 
 LOOK_S: Final = 0.15
 """How long looks may wait for all processes, in a second."""
@@ -32,6 +32,9 @@ for."""
 PATIENT_OF_PARTY_S: Final = 1.0
 SLICE_S: Final = 0.02
 """How long one request may wait."""
+MOST_USED: Final = 1.5
+"""In times of what there is in a second: so that a wait longer than meant, such as for a child's
+start on a busy machine, costs no more than the next half second."""
 NOTED_S: Final = 0.01
 """A party that made looks wait for so long in a second is late ..."""
 LATE_S: Final = 60.0
@@ -40,6 +43,17 @@ MAX_EACH: Final = 256
 """Files asked for in one request."""
 MAX_LATE: Final = 1024
 """Parties that are remembered; beyond it the one that was charged first is forgotten."""
+
+
+PUT_OFF: Final = -1
+"""In place of an error's number: the file was not read, as the ones before it took so long."""
+
+
+class Answer(Protocol):
+    """The next answer about a process: (error number, content, wait in s). Raises OSError; Hung,
+    which is one, where it does not come."""
+
+    def __call__(self, who: int, /, *, deadline_s: float) -> tuple[int, Any, float]: ...
 
 
 class _Waited:
@@ -57,7 +71,7 @@ class _Waited:
         return self._used_s
 
     def add(self, waited_s: float, most_s: float, now_s: float) -> None:
-        self._used_s = self.used(most_s, now_s) + waited_s
+        self._used_s = min(self.used(most_s, now_s) + waited_s, MOST_USED * most_s)
         if self._used_s >= NOTED_S:
             self.late_until_s = now_s + LATE_S
 
@@ -143,18 +157,39 @@ class Look:
                 asked.append(number)
         return asked
 
+    def answers(
+        self, asked: Sequence[int], answer: Answer, deadline_s: float
+    ) -> Iterator[tuple[int, bytes]]:
+        """Take the answers to a request for these files: (number, content) of those that were read.
+        Raises OSError where the child ended."""
+        noted_s = 0.0
+        answered, put_off = [], []
+        for at, number in enumerate(asked):
+            began_s = time.monotonic()
+            try:
+                error, content, waited_s = answer(self._whos[number], deadline_s=deadline_s)
+            except Hung:
+                self.charge(number, time.monotonic() - began_s)
+                put_off += asked[at + 1 :]
+                break
+            if error == PUT_OFF:
+                put_off.append(number)
+                continue
+            answered.append(number)
+            if waited_s > 0:
+                self.charge(number, waited_s)
+                noted_s += waited_s
+            if not error:
+                yield number, content
+        else:
+            if put_off:  # by many short waits: whose is not known
+                for number in answered:
+                    self.charge(number, max(0.0, SLICE_S - noted_s) / len(answered))
+        self._first.extendleft(reversed(put_off))
+
     def charge(self, number: int, waited_s: float) -> None:
         """The answer about a file, or that there was none, came after such a wait."""
         self._looks.charge(self._party(number), waited_s)
-
-    def put_back(self, numbers: Sequence[int]) -> None:
-        """These have no answer yet."""
-        self._first.extendleft(reversed(numbers))
-
-    def charge_all(self, numbers: Sequence[int], waited_s: float) -> None:
-        """So long was waited for all of these together: who of them did it is not known."""
-        for number in numbers:
-            self.charge(number, waited_s / len(numbers))
 
     def _party(self, number: int) -> int:
         who = self._whos[number]

@@ -8,6 +8,7 @@ is left alone for a while.
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import time
 from collections import Counter
@@ -38,6 +39,13 @@ MAX_ABANDONED: Final = 8
 MAX_ABANDONED_OF_PARTY: Final = 2
 """The same over processes of one party. Beyond either number, nothing is done that may cost another
 child; files that nobody can make wait are still opened."""
+
+
+class Hung(OSError):  # noqa: N818 (a word of the package's Terms)
+    """The process or file makes its readers wait."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.ETIMEDOUT, "it makes readers wait", what)
 
 
 def payer_of(who: int | None) -> int:
