@@ -209,3 +209,12 @@ def test_a_process_that_hangs_is_not_missed_by_who_looks_patiently(slow: Broker)
     whos = list(range(BAD, BAD + 20))
     found, _ = look(slow, whos, ["hangs"] + ["there"] * 19, is_patient=True)
     assert found == [None] + ["there"] * 19
+
+
+def test_one_process_that_hangs_keeps_the_other_users_out_of_no_look(slow: Broker) -> None:
+    """Also where there are more than one request holds, and other looks come in the same tick."""
+    slow.ask(GOOD, ("read", "there"))
+    whos = [BAD, *range(GOOD, GOOD + 1000)]
+    for path in ("hangs", "there", "there"):
+        found, _ = look(slow, whos, [path] + ["there"] * 1000)
+        assert found[1:] == ["there"] * 1000

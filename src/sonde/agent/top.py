@@ -151,7 +151,7 @@ def _by_process(batch: Batch) -> Mapping[int, _Sums]:
 
 def _processes(pids: Collection[int] | None) -> dict[int, _Seen]:
     wanted = procfs.pids() if pids is None else pids
-    stats = zip(wanted, procfs.read_stats(list(wanted)), strict=True)
+    stats = zip(wanted, procfs.read_stats(list(wanted), is_patient=True), strict=True)
     return {pid: seen for pid, stat in stats if (seen := _process(pid, stat)) is not None}
 
 

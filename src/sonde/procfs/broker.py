@@ -337,7 +337,7 @@ class Broker:
                 if self._lost_over is not None:
                     now_s = time.monotonic()
                     self.patience.of(self._lost_over, now_s).left_s -= now_s - began_s
-                    self.looks.charge(self._lost_over, now_s - began_s)
+                    self.looks.charge(self._lost_over, now_s - began_s, of_all=False)
             self._is_greeted, self._lost_over = True, None
         return link
 

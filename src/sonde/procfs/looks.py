@@ -2,8 +2,9 @@
 """How long one look at many processes (`Broker.each`) waits for them: bounds for each party and for
 all together, much tighter than patience.py, as a look is on the loop that drains the kernel.
 
-What is used of them comes back within a second, so a tick's looks have one bound together: LOOK_S,
-one answer that does not come (LOOK_DEADLINE_S), and the start of another child in its place.
+What is used of them comes back within a second, so a tick's looks have one bound together: LOOK_S
+and one answer that does not come (LOOK_DEADLINE_S), 0.3 s, beside the start of a child in place of
+each that was lost, two at most. Its party pays for it, the others go on with the new one.
 Processes of a party that made looks wait lately are read last, so others are there by then. What is
 left out is counted (`Patience.processes_put_off`), and read at another look.
 
@@ -20,7 +21,7 @@ from typing import Any, Final, Protocol
 
 from sonde.procfs.patience import Abandoned, Hung, Patience, payer_of
 
-LOOK_S: Final = 0.15
+LOOK_S: Final = 0.18
 """How long looks may wait for all processes, in a second."""
 LOOK_OF_PARTY_S: Final = 0.05
 """The same for the processes of one party."""
@@ -84,10 +85,12 @@ class Looks:
         self._all = _Waited()
         self._parties: dict[int, _Waited] = {}
 
-    def charge(self, party: int, waited_s: float) -> None:
-        """A look has waited for a process of this party, or for a child in place of a lost one."""
+    def charge(self, party: int, waited_s: float, *, of_all: bool = True) -> None:
+        """A look has waited for a process of this party. `of_all`: False of a child's start in
+        place of one that was lost over it, which keeps nothing from the others."""
         now_s = time.monotonic()
-        self._all.add(waited_s, self._most_s, now_s)
+        if of_all:
+            self._all.add(waited_s, self._most_s, now_s)
         waited = self._parties.pop(party, None) or _Waited()
         waited.add(waited_s, self._of_party_s, now_s)
         self._parties[party] = waited

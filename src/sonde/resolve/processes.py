@@ -108,9 +108,9 @@ class ProcessTable:
         for pid in self._live.keys() - set(pids):
             self._mark_ended(self._live[pid], time.monotonic_ns())
         eager = _EAGER_MAPS
-        eager_until_s = time.monotonic() + (_EAGER_S if self._has_scanned else _FIRST_EAGER_S)
-        self._has_scanned = True
-        for pid, found in zip(pids, procfs.read_stats(pids), strict=True):
+        is_first, self._has_scanned = not self._has_scanned, True
+        eager_until_s = time.monotonic() + (_FIRST_EAGER_S if is_first else _EAGER_S)
+        for pid, found in zip(pids, procfs.read_stats(pids, is_patient=is_first), strict=True):
             known = self._live.get(pid)
             if found is None or (known is not None and known.start_ns == found.start_ns):
                 continue
