@@ -64,8 +64,9 @@ def _running(names: Sequence[str]) -> dict[str, int]:
 
     own = {os.getpid(), *procfs.parents(os.getpid())}
     there = [pid for pid in procfs.pids() if pid not in own]
+    stats = procfs.read_stats(there, is_patient=True)
     known = {
-        pid: stat for pid, stat in zip(there, procfs.read_stats(there, is_patient=True), strict=True)
+        pid: stat for pid, stat in zip(there, stats, strict=True)
         if stat is not None and stat.start_code and stat.goes_on
     }  # fmt: skip
     commands = dict(zip(known, procfs.commands_of(list(known), is_patient=True), strict=True))

@@ -23,7 +23,7 @@ Terms:
 - unit, slice: systemd's; beside: next to our own group, seen from within a namespace
 """
 
-from sonde.procfs.broker import BROKER, Broker, Hung
+from sonde.procfs.broker import BROKER, Broker
 from sonde.procfs.command import (
     command_of,
     commands_of,
@@ -66,6 +66,7 @@ from sonde.procfs.parties import (
     party_of_user,
     subordinate_ids,
 )
+from sonde.procfs.patience import Hung
 from sonde.procfs.process_groups import (
     MemoryLeft,
     counted_groups_of,

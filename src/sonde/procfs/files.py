@@ -107,7 +107,7 @@ def _for_child(path: str) -> str:
 
 
 def read_link(path: str, deadline_s: float | None = None) -> str:
-    """Where a link of /proc/PID leads to. `deadline_s`: as `Broker.ask` takes it. Raises OSError."""
+    """Where a link of /proc/PID leads to. `deadline_s`: as in `Broker.ask`. Raises OSError."""
     pid = whose(path)
     if pid is None:
         return os.readlink(path)  # noqa: PTH115

@@ -166,7 +166,8 @@ class Look:
         """Take the answers to a request for these files: (number, content) of those that were read.
         Raises OSError where the child ended."""
         noted_s = 0.0
-        answered, put_off = [], []
+        answered: list[int] = []
+        put_off: list[int] = []
         for at, number in enumerate(asked):
             began_s = time.monotonic()
             try:

@@ -93,7 +93,7 @@ LOSS_TEXT = {
     " container had used up the time for it; code of processes that ended at once has no names",
     "delayed": "times that the files of a process were not looked at, because its user or container"
     " had used up the time for it; stacks were walked by frame pointers until then",
-    "caches_emptied": "times that what was known of one process (names, stacks, threads) was dropped,"
+    "caches_emptied": "times that what was known of a process (names, stacks, threads) was dropped,"
     " as the processes of its user or container took the most memory of all; it was read again, and"
     " stacks whose device runs had not come yet are counted as dropped",
     "put_off": "times that a process was not read with many others, as some of them, of the same"

@@ -179,9 +179,7 @@ class ProcessTable:
         given = process.given_names.get(tid) if process.given_names and tid != process.pid else None
         return name if given is None else shown_name(name, given, process.comm)
 
-    def _kernel_name(
-        self, process: TrackedProcess, tid: int, there: Container[int] | None
-    ) -> str:
+    def _kernel_name(self, process: TrackedProcess, tid: int, there: Container[int] | None) -> str:
         name = process.threads.get(tid) if process.threads else None
         if name is None:
             is_there = process.is_alive and (there is None or tid in there)
