@@ -139,7 +139,8 @@ def test_who_had_the_cpu_is_who_was_short_of_one_too(writer, explained, queued, 
     runs(writer, key, 0.1)
 
     fact = facts(explained(), Cause.RUN_QUEUE)
-    text = "t43 (43) and 1 more, short of a CPU, too, had 1.2 CPUs meanwhile, mostly in encode"
+    text = "t43 (43) and 1 more, of the program itself, short of a CPU, too, had 1.2 CPUs "
+    text += "meanwhile, mostly in encode"
     assert (text in fact) is named
     assert bool(fact) is named
 

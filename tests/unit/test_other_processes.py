@@ -15,6 +15,7 @@ import pytest
 from sonde import procfs
 from sonde.agent import other_processes
 from sonde.agent.other_processes import NAMED, OtherProcesses
+from sonde.agent.scheduling import scheduling_rows
 
 SECOND = 1_000_000_000
 ME, RECORDED = os.getpid(), 100
@@ -33,7 +34,12 @@ class Machine:
         self.uids: dict[int, int] = {}
         monkeypatch.setattr(other_processes, "_look", lambda: self.looks.pop(0))
         monkeypatch.setattr(procfs, "user_ids", lambda pid: (self.uids.get(pid, 1001),) * 4)
-        monkeypatch.setattr(procfs, "command_of", lambda pid, comm: f"{comm} run.py …")
+        self.runs: dict[int, str] = {}
+        monkeypatch.setattr(
+            procfs,
+            "commands_of",
+            lambda pids: [self.runs.get(pid, f"worker run{pid}.py …") for pid in pids],
+        )
 
     def used(self, *looks: Mapping[int, procfs.Stat]) -> dict[str, float]:
         self.looks += looks
@@ -59,7 +65,7 @@ def test_those_of_the_same_user_are_named_others_by_their_class(machine: Machine
         "processes of other users": 5.0,
         "processes of system accounts": 4.0,
         "processes of root": 3.0,
-        "worker run.py … (200)": 2.0,
+        "worker run200.py … (200)": 2.0,
         "threads of the kernel": 0.5,
     }
 
@@ -81,12 +87,12 @@ def test_children_that_came_and_went_count_for_who_started_them(machine: Machine
     before = {200: stat(cpu_s=1, children_s=10), 201: stat(200, cpu_s=4)}
     now = {200: stat(cpu_s=1.5, children_s=10 + 4 + 3)}
 
-    assert machine.used(before, now) == {"worker run.py … (200) and what it started": 3.5}
+    assert machine.used(before, now) == {"worker run200.py … (200) and what it started": 3.5}
 
 
 def test_a_pid_that_was_used_again_is_another_process(machine: Machine) -> None:
     used = machine.used({200: stat(cpu_s=50)}, {200: stat(cpu_s=2, start=9)})
-    assert used == {"worker run.py … (200)": 2.0}
+    assert used == {"worker run200.py … (200)": 2.0}
 
 
 def test_few_are_named_and_none_is_lost(machine: Machine) -> None:
@@ -97,6 +103,31 @@ def test_few_are_named_and_none_is_lost(machine: Machine) -> None:
     assert sum("worker" in text for text in used) == NAMED
     assert sum(used.values()) == pytest.approx(401 + sum(range(1000, 1400)) / 1e6, abs=0.1)
     assert len(used) <= NAMED + 6
+
+
+def test_processes_of_one_program_are_one_group(machine: Machine) -> None:
+    """Each of many that come and go has less than one that stays: together they have most."""
+    machine.runs = dict.fromkeys(range(1000, 1020), "python -m pytest …") | {200: "train.py"}
+    now = {pid: stat(cpu_s=0.5) for pid in range(1000, 1020)} | {200: stat(cpu_s=3)}
+    used = machine.used({}, now)
+
+    assert used == {"python -m pytest … (20 processes)": 10.0, "train.py (200)": 3.0}
+    assert next(iter(used)).startswith("python -m pytest")
+
+
+def test_how_the_kernel_gives_a_process_cpus_is_noted() -> None:
+    def lessen() -> None:
+        os.nice(5)
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+
+    with subprocess.Popen(["sleep", "60"], preexec_fn=lessen) as process:
+        rows = scheduling_rows([process.pid, 1 << 22], 5)
+        process.kill()
+
+    assert {(row.pid, row.name, row.value) for row in rows} == {
+        (process.pid, "nice", float(os.getpriority(os.PRIO_PROCESS, 0) + 5)),
+        (process.pid, "cpus_allowed", 1.0),
+    }
 
 
 def test_a_machine_with_too_many_processes_is_not_looked_at(

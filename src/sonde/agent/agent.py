@@ -35,6 +35,7 @@ from sonde.agent.other_processes import OtherProcesses
 from sonde.agent.protocols import Live, Sink
 from sonde.agent.registry import collectors_of, kernel_of
 from sonde.agent.scheduler import Scheduler
+from sonde.agent.scheduling import scheduling_rows
 from sonde.agent.scrape_scheduler import ScrapeScheduler
 from sonde.agent.stack_rate_limiter import StackRateLimiter
 from sonde.agent.unwinding import Unwinding
@@ -249,6 +250,7 @@ class Agent:
             self._exporters.start()
         if self._others is not None:
             self._others.begin()
+            self._chunk.add("event", scheduling_rows(self._config.pids, self._tick_ns))
         _native.release_memory()  # what the start took
         self._released_ns = time.monotonic_ns()
         gc.freeze()  # what is known of processes and files is not worth a collection each second
@@ -328,8 +330,9 @@ class Agent:
         self.is_stopping = True
         self._encoder.program = program
         try:
-            others = self._others.rows(self._tick_ns) if self._others is not None else []
-            self._chunk.add("event", others)
+            if self._others is not None:
+                self._chunk.add("event", scheduling_rows(self._config.pids, self._tick_ns))
+                self._chunk.add("event", self._others.rows(self._tick_ns))
             self._tick(chunk_ends=True)
             if self._sink is not None:
                 self._resolver.wait_for_pods(PODS_S)

@@ -2,7 +2,8 @@
 """Who else had the CPUs while chosen processes were recorded: by the kernel's counters of every
 process, read once at the begin and once at the end.
 
-Processes of the user whose processes are recorded are named, by what they run, without arguments.
+Processes of the user whose processes are recorded are named, by what they run, without arguments;
+those that run the same are one group.
 Of other users only the class is known to a reader: root, system accounts, other users.
 """
 
@@ -11,7 +12,7 @@ from __future__ import annotations
 import heapq
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Final
 
 from sonde import procfs
@@ -21,7 +22,7 @@ from sonde.model.rows import EventRow
 EVENT: Final = "other_on_cpu"
 """Name of the rows of `event`, of kind process."""
 NAMED: Final = 5
-"""Processes of the same user that are named, the busiest ones."""
+"""Programs of the same user that are named, the busiest ones; processes of one are one group."""
 LOOKED_AT: Final = 256
 """Processes whose owner is looked up, the busiest ones."""
 MAX_PROCESSES: Final = 20_000
@@ -59,26 +60,38 @@ class OtherProcesses:
             return []
         used = _used(self._before, now, set(self._pids))
         busiest = heapq.nlargest(LOOKED_AT, used.items(), key=lambda item: sum(item[1]))
-        named: list[EventRow] = []
+        groups: dict[tuple[str, bool], list[int]] = defaultdict(list)
         classes: dict[str, int] = defaultdict(int)
-        for pid, (own_ns, children_ns) in busiest:
-            ns, stat = own_ns + children_ns, now[pid]
+        same_user: list[int] = []
+        for pid, times in busiest:
+            ns, stat = sum(times), now[pid]
             if ns < LEAST_NS:
                 break
             uids = procfs.user_ids(pid)
             is_kernel = KTHREADD_PID in (pid, stat.ppid)
             if os.getpid() in _line(pid, now):
                 classes[RECORDER] += ns
-            elif uids and uids[1] in self._uids and not is_kernel and len(named) < NAMED:
-                started = " and what it started" * (children_ns > own_ns)
-                text = f"{procfs.command_of(pid, stat.comm)[:MOST_OF_NAME]} ({pid}){started}"
-                row = EventRow(now_ns, "process", EVENT, pid, stat.start_ns, float(ns), text)
-                named.append(row)
+            elif uids and uids[1] in self._uids and not is_kernel:
+                same_user.append(pid)
             else:
-                classes[_class_of(uids, self._uids, is_kernel)] += ns
+                classes[_class_of(uids, is_kernel)] += ns
+        for pid, name in zip(same_user, procfs.commands_of(same_user), strict=True):
+            own_ns, children_ns = used[pid]
+            groups[(name or now[pid].comm)[:MOST_OF_NAME], children_ns > own_ns].append(pid)
+        sums = {key: sum(sum(used[pid]) for pid in pids) for key, pids in groups.items()}
+        ranked = sorted(sums, key=lambda key: -sums[key])
+        named = []
+        for key in ranked[:NAMED]:
+            pids = groups[key]
+            pid, start_ns = (pids[0], now[pids[0]].start_ns) if len(pids) == 1 else (0, 0)
+            text = _in_words(*key, pids)
+            named.append(EventRow(now_ns, "process", EVENT, pid, start_ns, float(sums[key]), text))
+        if left := sum(len(groups[key]) for key in ranked[NAMED:]):
+            more = f"{left:,} more processes of the same user"
+            classes[more] += sum(sums[key] for key in ranked[NAMED:])
         counted_ns = sum(row.value for row in named) + sum(classes.values())
         if left_ns := sum(map(sum, used.values())) - int(counted_ns):
-            classes[_class_of((), self._uids, False)] += left_ns
+            classes[_class_of((), False)] += left_ns
         rest = [
             EventRow(now_ns, "process", EVENT, 0, 0, float(ns), text)
             for text, ns in classes.items()
@@ -133,14 +146,19 @@ def _line(pid: int, look: _Look) -> Iterator[int]:
         pid = look[pid].ppid
 
 
-def _class_of(uids: tuple[int, ...], own: Collection[int], is_kernel: bool) -> str:
+def _in_words(name: str, starts: bool, pids: Sequence[int]) -> str:
+    """'train.py (31)', 'make (7) and what it started', 'pytest (20 processes)'."""
+    if len(pids) > 1:
+        return f"{name} ({len(pids):,} processes){' and what they started' * starts}"
+    return f"{name} ({pids[0]}){' and what it started' * starts}"
+
+
+def _class_of(uids: tuple[int, ...], is_kernel: bool) -> str:
     """Whose processes these are, for people."""
     if is_kernel:
         return "threads of the kernel"
     if not uids:
         return "other processes"
-    if uids[1] in own:
-        return "other processes of the same user"
     if uids[1] == 0:
         return "processes of root"
     system = uids[1] < _SYSTEM_UIDS_END

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sonde.model.causes import Bound, Cause, CauseDetail
-from sonde.model.verdict import WITHOUT_CPU, CauseShare
+from sonde.model.spinning import REMEDIES, SpinningPool
+from sonde.model.verdict import WITHOUT_CPU, CauseShare, Culprit
 
 MAJORITY = 0.5
 """A next step is about one place of a cause if that has this part of its time."""
@@ -15,6 +16,8 @@ MAJORITY = 0.5
 OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     (Cause.STOPPED, CauseDetail.NONE): "find what stops the process: signals, a debugger, or the "
     "freezer of its control group",
+    (Cause.SPIN, CauseDetail.NONE): "let the pool have fewer threads (OPENBLAS_NUM_THREADS, "
+    "OMP_NUM_THREADS, MKL_NUM_THREADS): they wait for one another on CPUs",
     (Cause.RUN_QUEUE, CauseDetail.NONE): "reserve a CPU for the launching thread: pin it, or move "
     "other work to other CPUs",
     (
@@ -140,6 +143,17 @@ SHORT_OF_A_CPU = "; and give it a CPU, for which it waits"
 ABOUT_CPUS = "keep {thread} off the CPUs of the launching thread: pin either, lower its priority "
 ABOUT_CPUS += "(nice), or move it elsewhere"
 """Where it is known who had the CPUs."""
+ABOUT_POOL = (
+    "start it with {remedy}, or with as many as it has CPUs to itself: the threads of {pool} "
+)
+ABOUT_POOL += "spin while they wait for one another"
+"""Where a program's pool of native threads spins."""
+ABOUT_CROWD = "let the program start fewer threads or worker processes: no more than it has CPUs"
+"""Where a program's own threads take one another's CPUs."""
+ABOUT_NICE = (
+    "start it without nice, or `renice -n 0` it: others go before it while its value is {nice}"
+)
+"""Where a program's nice value is above 0."""
 ABOUT_PLACE: Mapping[Cause, str] = {
     Cause.HOST: "make {code} faster, move it out of the loop, or run it while the device works",
     Cause.IO: "do the I/O of {code} in another thread or process than the launching one",
@@ -157,8 +171,8 @@ def next_step_on(cause: CauseShare, of_requests: bool = False) -> str:
     general, by what is known. `of_requests`: requests that are answered wait for it."""
     who, key = cause.culprit, cause.key
     if cause.detail == CauseDetail.NONE and who is not None:
-        if key == Cause.RUN_QUEUE:
-            return ABOUT_CPUS.format(thread=who.thread)
+        if key in (Cause.RUN_QUEUE, Cause.SPIN):
+            return _about_cpus(who)
         if key == Cause.LOCK and who.code and not who.thread:
             return PASSED_ON.format(doing=who.doing, code=who.code)
         if key == Cause.POOL and who.code and not who.thread:
@@ -173,6 +187,22 @@ def next_step_on(cause: CauseShare, of_requests: bool = False) -> str:
     if cause.detail == CauseDetail.NONE and key in ABOUT_PLACE and any(places):
         return ABOUT_PLACE[key].format(code=places[0])
     return next_step(key, cause.detail)
+
+
+def _about_cpus(who: Culprit) -> str:
+    """What to do about time without a CPU, or spent spinning: what the program does to itself
+    comes first."""
+    steps = []
+    if who.pool:
+        pool = SpinningPool(who.pool)
+        steps.append(ABOUT_POOL.format(pool=pool, remedy=REMEDIES[pool]))
+    if who.crowded:
+        steps.append(ABOUT_CROWD)
+    if who.nice:
+        steps.append(ABOUT_NICE.format(nice=who.nice))
+    if who.thread:
+        steps.append(ABOUT_CPUS.format(thread=who.thread))
+    return "; ".join(steps)
 
 
 def next_step(cause: Cause, detail: CauseDetail = CauseDetail.NONE) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.lock_holders import held_for
+from sonde.analyze.own_threads import own_threads
 from sonde.analyze.pool_holders import held_from_pools
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import ThreadTime, locations
@@ -54,6 +55,9 @@ def who_is_behind(
         return Behind()
     if cause == Cause.RUN_QUEUE:
         return Behind(*contention_for_cpus(timeline, set(turns), length))
+    if cause == Cause.SPIN:
+        pool = own_threads(timeline, turns).most_spun
+        return Behind([], Culprit("", "", "on a CPU", pool=pool) if pool else None)
     if cause == Cause.SLEEP and time.timed_out >= LEAST_SHARE * window:
         return Behind(
             [
@@ -134,7 +138,8 @@ def _doing(
         return f"{one.label}, a thread of the driver", None
     mine = [total for total in timeline.totals if total.track == track]
     running = sum(total.ns for total in mine if total.kind == TotalKind.SAMPLED)
-    waits = [total for total in mine if total.kind in (TotalKind.BLOCKED, TotalKind.RUNQUEUE)]
+    waits = [total for total in mine if total.kind == TotalKind.BLOCKED]
+    waits += _ready(mine)
     if cause == Cause.LOCK:
         waits = _without_sleep(timeline, waits, running)
     longest = max(waits, key=lambda total: total.ns, default=None)
@@ -156,6 +161,17 @@ def _doing(
         )
     text = f"{one.label}, on a CPU in {shown}" if shown else one.label
     return text, Culprit(one.label, place, "on a CPU")
+
+
+def _ready(totals: Iterable[Total]) -> list[Total]:
+    """The time of a thread in run queues, that for one reason in one: wherever it stood then, it
+    had no CPU."""
+    found: dict[str, Total] = {}
+    for one in totals:
+        if one.kind == TotalKind.RUNQUEUE:
+            known = found.get(one.name)
+            found[one.name] = replace(one, ns=one.ns + known.ns if known else one.ns)
+    return list(found.values())
 
 
 def _code(timeline: Timeline, totals: Iterable[Total], running: int) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from sonde.model.causes import Cause
 from sonde.model.timeline import Activity, Timeline, TotalKind
 
 _CODE: Final[Mapping[Activity, Cause]] = {
+    Activity.SPIN: Cause.SPIN,
     Activity.CODE: Cause.HOST,
     Activity.PAGE_FAULT: Cause.PAGE_FAULT,
     Activity.FILE: Cause.IO,

@@ -43,7 +43,8 @@ times would lie in, runs in bursts."""
 LEAST_SAMPLES = 10
 """Fewer samples of a function do not show bursts."""
 LINES = 4
-"""Places that are named for a cause at most, those with the most time."""
+"""Places that are named for a cause, those with the most time: at most this many, or all with
+`LEAST_SHARE` of it."""
 
 _OF_CALL = {
     CallKind.COPY: Cause.COPY,
@@ -71,6 +72,7 @@ _OF_ACTIVITY = {
     Activity.DEVICE_WAIT: Cause.SYNCHRONIZATION,
     Activity.FILE: Cause.IO,
     Activity.COMMUNICATION: Cause.COLLECTIVE,
+    Activity.SPIN: Cause.SPIN,
     Activity.CODE: Cause.HOST,
     Activity.UNKNOWN: Cause.UNKNOWN,
 }
@@ -415,7 +417,9 @@ def locations(
         functions[function_of(place)][place] = ns
     sums = {max(lines, key=lambda one: lines[one]): sum(lines.values())
             for lines in functions.values()}  # fmt: skip
-    ranked = sorted(sums.items(), key=lambda item: -item[1])[:LINES]
+    ranked = sorted(sums.items(), key=lambda item: -item[1])
+    large = sum(ns >= LEAST_SHARE * max(1, whole) for _, ns in ranked)
+    ranked = ranked[: max(LINES, large)]
     return [CodeLocation(it, ns / max(1, whole), callers.get(it, "")) for it, ns in ranked]
 
 

@@ -5,6 +5,7 @@ time, what limits it, and the next step."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from sonde.analyze.advice import next_step_of_bound, next_step_on
@@ -31,7 +32,10 @@ FUNCTIONS = 3
 NEAR_TIE = 0.8
 """A cause with this part of the largest one's time is about as large, where nothing calls a device.
 """
-CODE = (Cause.HOST, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
+BESIDE = 0.15
+"""Time without a CPU and another cause that both have this part of the time are both stated first.
+"""
+CODE = (Cause.HOST, Cause.SPIN, Cause.LAUNCH, Cause.BUILD, Cause.UNKNOWN)
 """What a thread does on a CPU, by its stacks."""
 
 _Key = TypeVar("_Key")
@@ -110,9 +114,10 @@ def verdict_on(
     if on_host:  # the next step is about what the verdict names first
         large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
+        large = _without_spins(large)
     advice = [Advice(next_step_on(one, of_requests), 0.0) for one in large]
-    if on_host and len(turns) == 1:
-        advice = _with_near_tie(large, advice)
+    if on_host:
+        advice = _with_near_tie(large, advice, len(turns))
     if bounds[0].key == Bound.DEVICE:
         advice.insert(0, Advice(next_step_of_bound(Bound.DEVICE), 0.0))
     verdict = Verdict(
@@ -133,15 +138,51 @@ def verdict_on(
     return verdict, time
 
 
-def _with_near_tie(causes: Sequence[CauseShare], advice: Sequence[Advice]) -> list[Advice]:
-    """The next steps; those of two causes that are about as large are one, always in the same
-    order: which of them is larger changes from run to run. `causes`: of the steps."""
-    if len(causes) < 2 or causes[1].share < NEAR_TIE * causes[0].share:
+def _with_near_tie(
+    causes: Sequence[CauseShare], advice: Sequence[Advice], threads: int
+) -> list[Advice]:
+    """The next steps; those of two causes of one thread that are about as large are one, always in
+    the same order: which of them is larger changes from run to run. The step on time without a CPU
+    goes with that on another large cause: what a machine's other programs take must not hide what
+    the program itself waits for. `causes`: of the steps."""
+    if len(causes) < 2:
         return [*advice]
-    order = [*Cause]
-    pair = sorted((0, 1), key=lambda number: order.index(causes[number].key))
-    texts = dict.fromkeys(advice[number].text for number in pair)
-    return [Advice("; or ".join(texts), 0.0), *advice[2:]]
+    pair = _beside_contention(causes)
+    if threads == 1 and causes[1].share >= NEAR_TIE * causes[0].share and pair in ((), (0, 1)):
+        order = [*Cause]
+        first, second = sorted((0, 1), key=lambda number: order.index(causes[number].key))
+        texts = dict.fromkeys(advice[number].text for number in (first, second))
+        both = tuple(causes[number].key for number in pair)
+        return [Advice("; or ".join(texts), 0.0, causes=both), *advice[2:]]
+    if not pair:
+        return [*advice]
+    (first, second) = (replace(advice[number], causes=(causes[number].key,)) for number in pair)
+    rest = [one for number, one in enumerate(advice) if number not in pair]
+    return [first, replace(second, with_former=True), *rest]
+
+
+def _beside_contention(causes: Sequence[CauseShare]) -> tuple[int, ...]:
+    """The numbers of the first cause and of the largest one beside it, where one of them is time
+    without a CPU and both are large; () else."""
+    for number, one in enumerate(causes[1:], 1):
+        if Cause.RUN_QUEUE in (causes[0].key, one.key):
+            is_large = min(causes[0].share, one.share) >= BESIDE
+            return (0, number) if is_large else ()
+    return ()
+
+
+def _without_spins(causes: Sequence[CauseShare]) -> list[CauseShare]:
+    """The causes of next steps: where a pool that spins takes CPUs, that step is one with the one
+    on its time without a CPU, at the place of the first."""
+    keys = [one.key for one in causes]
+    if Cause.SPIN not in keys or Cause.RUN_QUEUE not in keys:
+        return [*causes]
+    queue = causes[keys.index(Cause.RUN_QUEUE)]
+    if queue.culprit is None or not queue.culprit.pool:
+        return [*causes]
+    at = min(keys.index(Cause.SPIN), keys.index(Cause.RUN_QUEUE))
+    rest = [one for one in causes if one.key not in (Cause.SPIN, Cause.RUN_QUEUE)]
+    return [*rest[:at], queue, *rest[at:]]
 
 
 def _callers(timeline: Timeline, turns: Sequence[int]) -> dict[str, str]:

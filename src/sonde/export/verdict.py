@@ -24,6 +24,10 @@ from sonde.model.verdict import (
 FORMAT = 2
 """Raised when a field is renamed or removed; new fields leave it as it is."""
 
+PLACES = 2
+"""Places in a line of the text; smaller ones than the first are shown if they are large."""
+LARGE_PLACE = 0.05
+"""Of a cause's time, for a place that is always shown."""
 LEAST_PLACE = 0.005
 """Of a cause's time, for a place that the text shows: less is 0 %."""
 MOSTLY_IDLE = 0.5
@@ -91,11 +95,19 @@ def _main_cause(verdict: Verdict) -> list[str]:
     """The largest cause of the bound that is named first: with its place, and who is behind it."""
     mine = (one for one in verdict.causes if one.bound == verdict.bounds[0].key)
     cause = max(mine, key=lambda one: one.ns, default=None)
-    if cause is None or not (cause.locations or cause.facts):
-        return []
-    share, title, _ = _row(cause)
-    place = cause.locations[0].text if cause.locations else ""
-    return [f"  {share}  {title}  {place}".rstrip(), *(f"  {fact}" for fact in cause.facts)]
+    causes = [] if cause is None else [cause]
+    steps = (one for number, one in enumerate(verdict.advice[:2]) if one.with_former or not number)
+    keys = {key for step in steps for key in step.causes}
+    # Time without a CPU beside another cause that is large.
+    causes += [one for one in verdict.causes if one.key in keys and one is not cause]
+    lines = []
+    for one in causes:
+        if one.locations or one.facts:
+            place = one.locations[0].text if one.locations else ""
+            share, title, _ = _rows(one)[0]
+            lines.append(f"  {share}  {title}  {place}".rstrip())
+            lines += [f"  {fact}" for fact in one.facts]
+    return lines
 
 
 def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
@@ -144,7 +156,7 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     shown = [cause for cause in verdict.causes if cause.share >= 0.005][:CAUSE_ROWS]
     if shown:
         lines.append(f"  {did_not}:")
-        lines += columns([_row(cause) for cause in shown], (-10, 0, 0))
+        lines += columns([row for cause in shown for row in _rows(cause)], (-10, 0, 0))
     for line in verdict.evidence[1:]:
         lines.append(f"  evidence: {one_line(line)}")
     if verdict.steps is not None:
@@ -164,10 +176,11 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         lines.append(f"  critical path of a typical step: {_path(verdict.critical_path)}")
     if steps and verdict.steps is not None:
         lines += _steps(verdict, steps)
-    if verdict.advice:
-        best = verdict.advice[0]
-        gain = f" → up to −{100 * best.gain:.0f} % time" if best.gain else ""
-        lines.append(f"  next: {best.text}{gain}")
+    for number, one in enumerate(verdict.advice):
+        if number and not one.with_former:
+            break
+        gain = f" → up to −{100 * one.gain:.0f} % time" if one.gain else ""
+        lines.append(f"  next: {'and ' * one.with_former}{one.text}{gain}")
     return lines
 
 
@@ -218,14 +231,18 @@ def _on_device(shares: Sequence[DeviceShare]) -> list[str]:
     return [f"  on the device, of the time (95 %): {'; '.join(parts)}"] if parts else []
 
 
-def _row(cause: CauseShare) -> tuple[str, str, str]:
+def _rows(cause: CauseShare) -> list[tuple[str, str, str]]:
+    """The line of a cause with its first places, and further lines with the other ones that are
+    large."""
     kind = f" ({cause.detail})" if cause.detail and cause.detail not in cause.title else ""
-    places = ", ".join(
+    places = [
         place.text + (f" {100 * place.share:.0f} %" if place.share < 0.95 else "")
-        for place in cause.locations[:2]
-        if place.share >= LEAST_PLACE
-    )
-    return f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", places
+        for number, place in enumerate(cause.locations)
+        if place.share >= (LEAST_PLACE if number < PLACES else LARGE_PLACE)
+    ]
+    lines = [", ".join(places[at : at + PLACES]) for at in range(0, len(places), PLACES)] or [""]
+    first = (f"{100 * cause.share:.1f} %", f"{cause.title}{kind}", lines[0])
+    return [first, *(("", "", line) for line in lines[1:])]
 
 
 def _path(parts: Sequence[PathPart]) -> str:

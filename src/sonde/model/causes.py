@@ -56,6 +56,8 @@ class Bound(StrEnum):
     """The device did not take work that had been launched; why is not known."""
     DEPENDENCY = "dependency"
     """A stream waits for work of another stream or device."""
+    SPIN = "spin"
+    """Threads of a pool wait for one another on CPUs, without sleeping."""
     HOST = "host"
     """Python or C++ code of the program between launches."""
     DEVICE = "device"
@@ -100,6 +102,7 @@ _BOUND_TEXTS = {
         "dependency between streams, or another process; not known",
     ),
     Bound.DEPENDENCY: ("stream dependency", "a stream waits for work of another stream or device"),
+    Bound.SPIN: ("spinning", "threads of a pool wait for one another on CPUs, which is no work"),
     Bound.HOST: ("host-bound", "Python/C++ code between launches"),
     Bound.DEVICE: ("device-bound", "the device's own work"),
     Bound.UNKNOWN: ("cause unknown", ""),
@@ -143,6 +146,8 @@ class Cause(StrEnum):
     """The launch path: a framework's dispatch, the runtime, and the driver."""
     KERNEL_GAP = "kernel gap"
     """The device's own latency between two kernels that had both been launched."""
+    SPIN = "spin"
+    """The launching thread waited on a CPU, without sleeping, for other threads of a pool."""
     HOST = "host"
     """The launching thread ran other code."""
     GPU_CONTENTION = "gpu contention"
@@ -186,6 +191,7 @@ _CAUSES = {
     Cause.COLLECTIVE: ("collectives that no kernel overlaps", Bound.COMMUNICATION),
     Cause.LAUNCH: ("launch overhead: CPU time in the launch path", Bound.LAUNCH),
     Cause.KERNEL_GAP: ("gaps between kernels, under 20 µs each", Bound.LAUNCH),
+    Cause.SPIN: ("spinning: waits on a CPU for other threads of its pool, no work", Bound.SPIN),
     Cause.HOST: ("host-bound: Python/C++ code between launches", Bound.HOST),
     Cause.GPU_CONTENTION: ("GPU contention: another process", Bound.GPU_CONTENTION),
     Cause.NOT_TAKEN: (

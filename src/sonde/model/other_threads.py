@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,9 @@ class OtherThreads:
     """Time on a CPU, by samples."""
     queued_ns: F64
     """Time in a run queue."""
+    pid: I64
+    processes: Mapping[int, str] = field(default_factory=dict)
+    """By pid, what each runs, as `Track.process`."""
 
     def __len__(self) -> int:
         return len(self.ran_ns)
@@ -26,4 +31,4 @@ class OtherThreads:
 
 def no_other_threads() -> OtherThreads:
     """An empty table."""
-    return OtherThreads(np.zeros(0), np.zeros(0))
+    return OtherThreads(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))

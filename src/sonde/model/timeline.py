@@ -59,6 +59,7 @@ __all__ = [
     "Memory",
     "Pool",
     "Samples",
+    "Scheduling",
     "StateKind",
     "StreamWaits",
     "ThreadOwner",
@@ -265,6 +266,9 @@ class Total:
     """The program's function that this code called for the request: 'function file'; '' none."""
     location: str = ""
     """The program's innermost own code in the stacks: 'function file:line'; '' not known."""
+    pool: str = ""
+    """Of `Activity.SPIN`, and of time in a run queue with such a stack: the value of the
+    `SpinningPool` whose threads it waited for."""
     samples: int = 0
     """Of `TotalKind.SAMPLED`: on-CPU samples."""
     device: int = -1
@@ -353,6 +357,16 @@ class DeviceUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Scheduling:
+    """How the kernel gives a process CPUs, as it was when the recording began."""
+
+    nice: int = 0
+    """-20 (first) to 19."""
+    cpus: int = 0
+    """CPUs that its affinity and its cpuset leave; 0 not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """All tracks and tables of one record.
 
@@ -407,6 +421,8 @@ class Timeline:
     """By pid: the kernel's name of the process and its executable, where known."""
     cpus: int = 0
     """Of the machine; 0 not known."""
+    scheduling: Mapping[int, Scheduling] = field(default_factory=dict)
+    """By pid, of the processes that were recorded by choice."""
     others_on_cpu: Sequence[tuple[str, int]] = ()
     """(who, CPU time in ns) of processes that were not recorded, the most first."""
     busy_of: Sequence[DeviceUse] = ()

@@ -172,6 +172,8 @@ class Activity(StrEnum):
     """The kernel read or wrote files, pipes or sockets for it."""
     COMMUNICATION = "communication"
     """It was in a library that exchanges data with other processes of the job."""
+    SPIN = "spin"
+    """It waited for other threads of a pool without sleeping (`model/spinning.py`)."""
     CODE = "code"
     """Any other code: the program's, or what that called on the CPU."""
     UNKNOWN = "unknown"

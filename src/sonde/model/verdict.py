@@ -50,6 +50,12 @@ class Culprit:
     """'on a CPU', `WITHOUT_CPU`, or the reason of a wait."""
     by_gil: bool = False
     """It is in the process that waits for it, whose threads wait for the interpreter lock, too."""
+    pool: str = ""
+    """Of time without a CPU: the `SpinningPool` of the program whose threads spin; '' none."""
+    crowded: bool = False
+    """Of time without a CPU: the program's threads want more CPUs than it may use."""
+    nice: int = 0
+    """Of time without a CPU: the program's nice value, where others go before it; else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,11 @@ class Advice:
     text: str
     gain: float
     """The share of the time that it saves at most; 0 not estimated."""
+    with_former: bool = False
+    """It goes with the step before it: the causes of both are large, and have nothing to do with
+    each other."""
+    causes: Sequence[Cause] = ()
+    """Those that are shown with it, where time without a CPU and another one are large."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,22 @@ def chosen_threads(tables: dict[str, pa.Table]) -> Chosen:
     }
     return Chosen(
         _with_used_stacks(narrowed),
-        OtherThreads(ran[rest], queued[rest]),
+        OtherThreads(
+            ran[rest],
+            queued[rest],
+            keys[rest] >> 32,
+            _processes(tables["process"], keys[rest] >> 32),
+        ),
         f"of {threads:,} threads, the {int(kept.sum()):,} that ran, waited for a lock or a disk, "
         "or called a device most were looked at one by one; the others count by their CPU time",
     )
+
+
+def _processes(process: pa.Table, pids: I64) -> dict[int, str]:
+    """What these processes run, as `Track.process`."""
+    mine = process.filter(pc.is_in(process.column("pid"), pa.array(np.unique(pids), pa.uint32())))
+    columns = (mine.column(name).to_pylist() for name in ("pid", "comm", "exe", "command"))
+    return {pid: command or comm or exe for pid, comm, exe, command in zip(*columns, strict=True)}
 
 
 def _keys(table: pa.Table) -> I64:

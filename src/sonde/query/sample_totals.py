@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.spinning import POOLS, YIELDS
 from sonde.model.timeline import I64, Activity, CallKind, Mask, Total, TotalKind, parts_of
 from sonde.query.columns import Frames, ThreadTracks, int64_column
 from sonde.query.stack_roles import ACTIVITIES, NUMBER_OF
@@ -35,8 +36,6 @@ FILE_LINE = 0.33
 and libc add to its calls is a cost of files, too."""
 FILE_LINE_SAMPLES = 4
 """Fewer samples in such functions show no line."""
-_YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
-"""Functions by which a thread gives its CPU to others."""
 _LAUNCHES = (
     *("cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemcpyHtoDAsync_v2"),
     *("cuMemcpyDtoHAsync_v2", "cuMemcpyDtoDAsync_v2", "cuMemcpyAsync", "cuMemsetD8Async"),
@@ -58,6 +57,8 @@ class _SampleKey(NamedTuple):
     service: int
     entry: int
     """As `StackRoles` has them."""
+    pool: int
+    """As `StackRoles` has it, of `Activity.SPIN`; 0 of others."""
 
 
 def sample_totals(
@@ -78,7 +79,8 @@ def sample_totals(
     row = frames.row_of(rows.column("stack_id"))
     activities = _activities(tracks, frames, rows, in_capture)
     roles = frames.roles
-    in_stacks = (roles.location[row], roles.service[row], roles.entry[row])
+    pool = np.where(activities == NUMBER_OF[Activity.SPIN], roles.pool[row], 0)
+    in_stacks = (roles.location[row], roles.service[row], roles.entry[row], pool)
     columns = (tracks.of_rows(rows), activities, *in_stacks)  # of `_SampleKey`
     keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
     different, inverse = np.unique(keys, axis=0, return_inverse=True)
@@ -101,6 +103,7 @@ def sample_totals(
             service=roles.request_of(key.service, key.entry)[0],
             entry=roles.request_of(key.service, key.entry)[1],
             location=roles.location_of(key.location),
+            pool=POOLS[key.pool - 1] if key.pool else "",
             samples=samples,
             when=bits,
         )
@@ -120,6 +123,7 @@ def _activities(tracks: ThreadTracks, frames: Frames, rows: pa.Table, in_capture
     by_priority = [  # the first that applies
         (in_capture[row], Activity.BUILD),
         (_full_queue(tracks, frames, rows), Activity.FULL_QUEUE),
+        (is_code & (frames.roles.pool[row] > 0), Activity.SPIN),
         (frames.holding(stacks, FAULT_FRAMES) & ~is_input & ~in_queue, Activity.PAGE_FAULT),
         # The thread takes what another thread or process produced out of a queue or a pipe.
         (is_code & in_queue, Activity.INPUT),
@@ -161,7 +165,7 @@ def _full_queue(tracks: ThreadTracks, frames: Frames, rows: pa.Table) -> Mask:
     stacks, track = rows.column("stack_id"), tracks.of_rows(rows)
     launching, weight = frames.holding(stacks, _LAUNCHES), int64_column(rows, "weight_ns")
     launch_ns = np.bincount(track, weight * launching)
-    yield_ns = np.bincount(track, weight * (launching & frames.holding(stacks, _YIELDS)))
+    yield_ns = np.bincount(track, weight * (launching & frames.holding(stacks, YIELDS)))
     full: Mask = launching & (yield_ns >= FULL_QUEUE_YIELDS * launch_ns)[track]
     return full
 

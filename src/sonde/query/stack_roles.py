@@ -29,6 +29,13 @@ from sonde.model.serving import (
     python_role,
     takes_requests,
 )
+from sonde.model.spinning import (
+    POOLS,
+    YIELDS,
+    SpinningPool,
+    pool_of_library,
+    pool_that_spins,
+)
 from sonde.model.timeline import (
     I32,
     I64,
@@ -59,6 +66,8 @@ _DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
 """Names of the functions of device APIs."""
 _TAKES = (ServingRole.LOOP, ServingRole.HANDLES)
 _PYTHON_ROLES = (ServingRole.OTHER_PYTHON, ServingRole.WAITS, *_TAKES)
+_MACHINE_CODE = ("user", "inlined", "jit")
+"""Kinds of frames of a program's or a library's machine code."""
 _BLOCK = 8_192
 """Stacks that are looked at together: their columns stay in a processor's cache."""
 _CPU_KINDS = (
@@ -111,6 +120,9 @@ class StackRoles:
     """That function waits itself, not through others, for what its connection brings."""
     owner: U8
     """1 + the number in `_OWNERS` of the owner that the outermost code belongs to; 0 not known."""
+    pool: U8
+    """1 + the number in `POOLS` of the pool whose threads the stack waits for by spinning, if it
+    is on a CPU; 0 none."""
 
     def location_of(self, index: int) -> str:
         """The text of an index of `location`; '' for -1."""
@@ -145,6 +157,11 @@ class _FrameColumns(NamedTuple):
     service: I32
     """Index into `services` of the file of code that takes or answers requests; -1 of other."""
     services: list[str]
+    pool: U8
+    """1 + the number in `POOLS` of the pool whose threads wait in a function of machine code."""
+    library_pool: U8
+    """Likewise of the pool that a frame's library has."""
+    is_yield: Mask
 
 
 class _Stacks(NamedTuple):
@@ -279,7 +296,22 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
         entry=answers,
         reads=reads,
         owner=_owners(all_stacks, kind),
+        pool=_pools(all_stacks, table, flat, shown),
     )
+
+
+def _pools(stacks: _Stacks, table: _FrameColumns, flat: I32, innermost: I64) -> U8:
+    """`StackRoles.pool`. `innermost`: the position of the innermost frame of each stack that shows
+    what it does: libraries compute in other functions than those that wait, or wait by yielding.
+    OpenMP's threads are MKL's where that called them."""
+    none = np.uint8(0)
+    yields = stacks.have(table.is_yield[flat])
+    pool = np.append(table.pool[flat], none)[innermost]
+    library = np.append(table.library_pool[flat], none)[innermost]
+    found = np.where((pool == 0) & yields, library, pool).astype(np.uint8)
+    mkl, openmp = (1 + POOLS.index(one) for one in (SpinningPool.MKL, SpinningPool.OPENMP))
+    found[(found == openmp) & stacks.have(table.library_pool[flat] == mkl)] = mkl
+    return found
 
 
 def _serves(stacks: _Stacks, role: U8) -> Mask:
@@ -315,13 +347,15 @@ def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I3
 
 def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
     """Index of the location of each stack: of the innermost own Python frame (at the positions
-    `own`), else of own machine code, else of a library's Python code; -1 none."""
+    `own`), else of own machine code, else of a library's Python code, else of a library that
+    computes (a thread of its pool has no other code); -1 none."""
     kind = table.kind[flat]
     own_native = stacks.innermost(kind == CodeKind.OWN_NATIVE)
     libraries = (CodeKind.LIBRARY, CodeKind.STORAGE, CodeKind.FRAMEWORK)
     library = stacks.innermost(is_one_of(kind, *libraries))
     location = np.full(stacks.size + 1, -1, np.int32)
-    for position in (own, own_native, library):
+    computes = stacks.innermost(kind == CodeKind.CPU_KERNEL)
+    for position in (own, own_native, library, computes):
         candidate = np.append(table.location[flat], np.int32(-1))[position]
         location = np.where(location < 0, candidate, location)
     return location
@@ -363,6 +397,9 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     is_python = np.zeros(count + 1, np.bool_)
     service_of = np.full(count + 1, -1, np.int32)
     services = {ACCEPTS: 0}
+    pool = np.zeros(count + 1, np.uint8)
+    library_pool = np.zeros(count + 1, np.uint8)
+    is_yield = np.zeros(count + 1, np.bool_)
     locations: dict[str, int] = {}
     functions: dict[tuple[str, str], int] = {}
     known: dict[tuple[str, ...], tuple[int, int, bool, int]] = {}
@@ -372,7 +409,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     rows = enumerate(zip(*columns, strict=True))
     lines = frame.column("line").to_pylist()
     for row, of in rows:
-        kind, function, _, file, _ = of
+        kind, function, binary, file, _ = of
         if (found := known.get(of)) is None:
             found = known[of] = _code_of(*of)
         kinds[row], calls[row], in_python_queue[row], serving[row] = found
@@ -384,8 +421,12 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
             function_of[row] = functions.setdefault((function, file), len(functions))
             is_function[row] = function != "<module>"
             location = f"{function} {file}:{lines[row]}" if file else ""
-        elif found[0] == CodeKind.OWN_NATIVE:
+        elif found[0] in (CodeKind.OWN_NATIVE, CodeKind.CPU_KERNEL):
             location = function
+        if kind in _MACHINE_CODE:
+            pool[row] = pool_that_spins(binary, function)
+            library_pool[row] = pool_of_library(binary)
+        is_yield[row] = kind != "python" and function in YIELDS
         if location:
             location_of[row] = locations.setdefault(location, len(locations))
     return _FrameColumns(
@@ -400,6 +441,9 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         service=service_of,
         services=[*services],
         is_python=is_python,
+        pool=pool,
+        library_pool=library_pool,
+        is_yield=is_yield,
     )
 
 
@@ -410,7 +454,7 @@ def _code_of(
     of a frame."""
     if kind == "python":
         return kind_of_file(file, function, origin), 0, False, python_role(file, function)
-    if kind not in ("user", "inlined", "jit"):
+    if kind not in _MACHINE_CODE:
         return 0, 0, False, ServingRole.NONE
     found, call = kind_of_native(binary, function, origin), CallKind.OTHER
     if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):

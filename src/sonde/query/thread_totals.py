@@ -16,7 +16,7 @@ from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, DIRECTIONS
 from sonde.query.graph_builders import stacks_in_graph_capture
 from sonde.query.run_totals import run_totals
 from sonde.query.sample_totals import sample_totals
-from sonde.query.wait_parts import PartsKey, WaitPart, parts_of_waits
+from sonde.query.wait_parts import PartsKey, WaitPart, parts_of_run_queue, parts_of_waits
 
 MAX_WAKERS = 8
 """Threads by which the waits of one thread for one reason are split where no stack was taken: those
@@ -101,6 +101,7 @@ def _waits_and_calls(
 ) -> list[Total]:
     activity = tables["activity"]
     parts = parts_of_waits(tracks, frames, tables["sample"], activity, in_capture)
+    parts |= parts_of_run_queue(tracks, frames, tables["sample"])
     totals: list[Total] = []
     for key, group in _groups(tracks, activity).items():
         call = CallKind.OTHER
@@ -203,6 +204,7 @@ def _split(
                 serves=part.serves or total.serves,
                 service=part.service or total.service,
                 entry=part.entry,
+                pool=part.pool,
                 waker=tracks.comm(tid),
                 waker_track=tracks.of_tid(tid),
                 waker_ns=round(mine.ns * (1.0 if is_known else share_of_longest)) if tid else 0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from sonde.model.timeline import (
     Interner,
     Mask,
     Samples,
+    Scheduling,
     StateKind,
     Timeline,
     WaitDetail,
@@ -68,6 +70,10 @@ NEARLY_ALL = 0.8
 """Of the time of waits with a stack, by which those without one are taken for the same."""
 OTHER_ON_CPU = "other_on_cpu"
 """Name of the events with the CPU time of processes that were not recorded."""
+NICE, CPUS_ALLOWED = "nice", "cpus_allowed"
+"""Names of the events with how the kernel gives a chosen process CPUs."""
+MOST_SCHEDULED, MOST_CPUS = 4_096, 1 << 20
+"""Processes with such events, and CPUs in one, that are read."""
 MOST_OTHERS = 64
 """Of them, that are read."""
 _MOST_NS = 2**62
@@ -132,6 +138,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         parents=_parents(tables["process"]),
         programs=_programs(tables["process"]),
         cpus=capture.info.cpus,
+        scheduling=_scheduling(tables["event"]),
         others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
         totals=totals,
@@ -237,6 +244,23 @@ def _others_on_cpu(event: pa.Table) -> list[tuple[str, int]]:
         if value > 0 and math.isfinite(value) and (text in found or len(found) < MOST_OTHERS):
             found[text] = int(min(value, _MOST_NS))
     return sorted(found.items(), key=lambda item: -item[1])
+
+
+def _scheduling(event: pa.Table) -> dict[int, Scheduling]:
+    """How the kernel gives the chosen processes CPUs; the last rows of each count."""
+    found: dict[int, Scheduling] = {}
+    names = event.column("name").cast(pa.string())
+    rows = event.filter(pc.is_in(names, pa.array([NICE, CPUS_ALLOWED])))
+    columns = ("pid", "name", "value")
+    for pid, name, value in zip(*(rows.column(one).to_pylist() for one in columns), strict=True):
+        if not math.isfinite(value) or not (pid in found or len(found) < MOST_SCHEDULED):
+            continue
+        known = found.get(pid, Scheduling())
+        if name == NICE:
+            found[pid] = replace(known, nice=int(min(max(value, -20), 19)))
+        else:
+            found[pid] = replace(known, cpus=int(min(max(value, 0), MOST_CPUS)))
+    return found
 
 
 def _timed(

@@ -10,7 +10,7 @@ without a stack has no row in `sample`. So the two tables are joined by order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.libraries import GIL_FRAMES
+from sonde.model.spinning import POOLS
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
 from sonde.query.columns import Frames, ThreadTracks, int64_column, texts_of
 from sonde.query.stack_roles import NUMBER_OF
@@ -30,6 +31,8 @@ MUTEX_FRAMES = (
     *("__pthread_rwlock_wrlock", "___pthread_rwlock_rdlock", "___pthread_rwlock_wrlock"),
 )
 """Functions of libc that wait for a lock, by the names that its versions have for them."""
+PREEMPTED = "preempted"
+"""Reason of the time in a run queue of a thread that did not sleep before."""
 MAX_PARTS = 32
 """Parts into which the waits of one thread for one reason are split: the longest ones."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
@@ -52,8 +55,9 @@ class WaitPart:
     serves: bool = False
     """For the next connection, request or task."""
     service: str = ""
-    """As of `Total`, and so is `entry`."""
+    """As of `Total`, and so are `entry` and `pool`."""
     entry: str = ""
+    pool: str = ""
 
 
 class PartsKey(NamedTuple):
@@ -104,6 +108,29 @@ def parts_of_waits(
             detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry)
         )
         sums[PartsKey(track, kind, name)][part] += ns
+    return _shares(sums)
+
+
+def parts_of_run_queue(tracks: ThreadTracks, frames: Frames, sample: pa.Table) -> Parts:
+    """The parts of the time in run queues: where a thread stood when it lost its CPU, or went to
+    sleep before it was ready again, by the stack that was taken then."""
+    rows = sample.filter(pc.equal(sample.column("kind"), "runqueue"))
+    roles, row = frames.roles, frames.row_of(rows.column("stack_id"))
+    columns = (tracks.of_rows(rows), roles.location[row], roles.pool[row])
+    weights = int64_column(rows, "weight_ns")
+    sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
+    for name, track, location, pool, ns in zip(
+        texts_of(rows, "name"), *(column.tolist() for column in (*columns, weights)), strict=True
+    ):
+        # A thread that slept did not spin.
+        spins = POOLS[pool - 1] if pool and name == PREEMPTED else ""
+        part = WaitPart(WaitDetail.NONE, roles.location_of(location), -1, pool=spins)
+        sums[PartsKey(track, "runqueue", name)][part] += ns
+    return _shares(sums)
+
+
+def _shares(sums: Mapping[PartsKey, Mapping[WaitPart, int]]) -> Parts:
+    """The shares of the longest parts, from the sum of each."""
     found: Parts = {}
     for key, parts in sums.items():
         all_ns = sum(parts.values())
