@@ -4,7 +4,8 @@ time, what limits it, and the next step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from sonde.analyze.thread_time import (
     thread_time,
 )
 from sonde.model.causes import Bound, Cause, CauseDetail
-from sonde.model.timeline import CopyDirection, Timeline, Total, parts_of
+from sonde.model.timeline import CopyDirection, Timeline, Total, TotalKind, parts_of
 from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
 
 FUNCTION = 0.1
@@ -32,6 +33,11 @@ FUNCTIONS = 3
 NEAR_TIE = 0.8
 """A cause with this part of the largest one's time is about as large, where nothing calls a device.
 """
+STOOD = 0.5
+"""Where a thread was without a CPU is by the stacks that were taken then, if they are of this part
+of that time; else by its samples."""
+BY_SAMPLES = " (places: where it ran, by samples)"
+"""Behind the title of time without a CPU, where its stacks are not known."""
 BESIDE = 0.15
 """Time without a CPU and another cause that both have this part of the time are both stated first.
 """
@@ -75,7 +81,7 @@ def verdict_on(
     causes = [
         CauseShare(
             key=cause,
-            title=cause.description,
+            title=cause.description + BY_SAMPLES * bool(ran_at),
             bound=cause.bound,
             detail=CauseDetail.NONE,
             ns=length * window // whole,
@@ -83,7 +89,7 @@ def verdict_on(
             count=time.count[cause],
             longest_ns=0,
             thread=timeline.tracks[track].label,
-            locations=locations(time.places[cause], length, time.callers),
+            locations=locations(*(ran_at or (time.places[cause], length)), time.callers),
             facts=[
                 *(of_io(totals, length) if on_host and cause == Cause.IO else ()),
                 *behind.facts,
@@ -93,6 +99,7 @@ def verdict_on(
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
         for behind in [who_is_behind(timeline, time, cause, length, least, turns)]
+        for ran_at in [_ran_at(totals, time, length) if cause == Cause.RUN_QUEUE else None]
     ]
     if not has_runs:
         causes = without_hand_overs(causes, time.count, whole)
@@ -136,6 +143,22 @@ def verdict_on(
         advice=advice,
     )
     return verdict, time
+
+
+def _ran_at(
+    totals: Iterable[Total], time: ThreadTime, length: int
+) -> tuple[dict[str, int], int] | None:
+    """(by place, the time on a CPU by samples; all of it), which stand for where a thread was
+    without a CPU, where that is not known of most of this time (`length`, in ns); None where it
+    is, or no sample shows a place."""
+    if sum(time.places[Cause.RUN_QUEUE].values()) >= STOOD * length:
+        return None
+    sampled = [one for one in totals if one.kind == TotalKind.SAMPLED]
+    places: dict[str, int] = defaultdict(int)
+    for one in sampled:
+        places[one.location] += one.ns if one.location else 0
+    places.pop("", None)
+    return (places, sum(one.ns for one in sampled)) if any(places.values()) else None
 
 
 def _with_near_tie(
