@@ -115,7 +115,7 @@ SPINS = [
 def test_a_pool_that_spins_is_named_with_its_remedy(
     writer, verdicts, caller, worker, pool, remedy, name
 ):
-    """Whatever its threads are called, and whoever else runs."""
+    """Whatever its threads are called, and for all that another program runs."""
     job(writer, caller, worker, name=name)
     beside(writer, **{"pip (7)": 15.0})
     for verdict in verdicts():

@@ -250,7 +250,7 @@ class Agent:
             self._exporters.start()
         if self._others is not None:
             self._others.begin()
-            self._chunk.add("event", scheduling_rows(self._config.pids, self._tick_ns))
+            self._chunk.add("event", scheduling_rows(self._config.pids or (), self._tick_ns))
         _native.release_memory()  # what the start took
         self._released_ns = time.monotonic_ns()
         gc.freeze()  # what is known of processes and files is not worth a collection each second
@@ -331,7 +331,7 @@ class Agent:
         self._encoder.program = program
         try:
             if self._others is not None:
-                self._chunk.add("event", scheduling_rows(self._config.pids, self._tick_ns))
+                self._chunk.add("event", scheduling_rows(self._config.pids or (), self._tick_ns))
                 self._chunk.add("event", self._others.rows(self._tick_ns))
             self._tick(chunk_ends=True)
             if self._sink is not None:

@@ -179,9 +179,9 @@ def _with_near_tie(
         return [Advice("; or ".join(texts), 0.0, causes=both), *advice[2:]]
     if not pair:
         return [*advice]
-    (first, second) = (replace(advice[number], causes=(causes[number].key,)) for number in pair)
+    steps = [replace(advice[number], causes=(causes[number].key,)) for number in pair]
     rest = [one for number, one in enumerate(advice) if number not in pair]
-    return [first, replace(second, with_former=True), *rest]
+    return [steps[0], replace(steps[1], with_former=True), *rest]
 
 
 def _beside_contention(causes: Sequence[CauseShare]) -> tuple[int, ...]:
