@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -180,22 +178,11 @@ def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool, bool]:
             elif inode in sockets:
                 mine.append((local.rpartition(":")[2], peer, state))
     found = {
-        _address(peer): _STATES.get(state, state)
+        procfs.address_of(peer): _STATES.get(state, state)
         for port, peer, state in mine
         if port not in listening
     }
     return found, listens, is_cut
-
-
-def _address(text: str) -> str:
-    """'0100007F:1F90' of /proc/net/tcp as '127.0.0.1:8080', the form of the table activity."""
-    address, _, port = text.partition(":")
-    raw = b"".join(
-        struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)
-    )
-    if len(raw) == 4:
-        return f"{socket.inet_ntop(socket.AF_INET, raw)}:{int(port, 16)}"
-    return f"[{socket.inet_ntop(socket.AF_INET6, raw)}]:{int(port, 16)}"
 
 
 def _cpus(text: str) -> set[int]:

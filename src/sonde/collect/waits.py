@@ -18,6 +18,7 @@ from sonde.collect.kernel import (
     losses_of,
     refusal,
 )
+from sonde.collect.peers import PeerLooks
 from sonde.collect.reasons import reason_names, reason_of
 from sonde.collect.small_waits import RestKey, SmallWaits
 from sonde.model.rows import ActivityTuple, SampleTuple
@@ -107,6 +108,7 @@ class WaitCollector(Collector):
         self._bpf = kernel.load(wanted)
         self._iterators = Iterators(self._bpf)
         self._small = SmallWaits(least_ns)
+        self._peers = PeerLooks()
         self._span_part_ns = span_min_ns // SPAN_PART if least_ns else 0
         self._links: list[int] = []
         self._switches: list[int] = []
@@ -160,6 +162,8 @@ class WaitCollector(Collector):
         self._add_rows(batch, since_ns, self._bpf.drain("waits"), self._small)
         self._add_rests(batch, since_ns, self._small, to_the_end)
         self._add_spans(batch)
+        if activity := batch.rows.get("activity"):
+            activity += self._peers.rows(since_ns, activity)
         if to_the_end:
             estimated = sum(row[0] for row in self._bpf.values("wait_pressure", 0, per_cpu=True))
             batch.metrics.append((since_ns, "sonde.waits.estimated", "", float(estimated)))
@@ -272,7 +276,7 @@ class WaitCollector(Collector):
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return self._iterators.losses()
+        return {**self._iterators.losses(), "peers_cut": self._peers.cut}
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""

@@ -71,14 +71,17 @@ class ActivityRow(NamedTuple):
     time_ns: int
     """start of the interval"""
     kind: str
-    """blocked | runqueue | device | block | block-queue | syscall | mapped | unmapped | faulted"""
+    """blocked | runqueue | device | block | block-queue | syscall | tcp | peer | mapped | unmapped
+    | faulted; peer: who was at the other end of a socket that the thread waited on, of a sample of
+    such waits"""
     name: str
-    """reason of the wait, or function of the call; of memory as in `sample`"""
+    """reason of the wait, or function of the call; address of a peer; of memory as in `sample`"""
     api: str
-    """'' or the device API: opencl, cuda-runtime, cuda-driver, ..."""
+    """'' or the device API: opencl, cuda-runtime, cuda-driver, ...; of a peer: tcp, unix"""
     op: str
-    """system call of a wait; operation of a call: alloc, free, pin, unpin, map, unmap, copy, set,
-    prefetch, sync, flush, build, graph-launch, launch"""
+    """system call of a wait; what the process at a peer's end runs, '' not known; operation of a
+    call: alloc, free, pin, unpin, map, unmap, copy, set, prefetch, sync, flush, build, graph-
+    launch, launch"""
     direction: str
     """'' or h2d, d2h, d2d, h2h, p2p, unknown"""
     status: int
@@ -93,7 +96,8 @@ class ActivityRow(NamedTuple):
     max_ns: int
     """longest single one"""
     waker_pid: int
-    """process that made the thread ready the last time; 0 an interrupt (timer, device)"""
+    """process that made the thread ready the last time; 0 an interrupt (timer, device); of a peer:
+    the process at the other end, 0 on another machine or not known"""
     waker_tid: int
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sonde.model.other_threads import OtherThreads, no_other_threads
+from sonde.model.peers import Peer
 from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline_kinds import (
     Activity,
@@ -391,6 +392,8 @@ class Timeline:
     """By `Total.location`: the location in the program that mostly called it, where known."""
     thread_callers: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """By track and `Total.location`: the same within one thread, where threads differ."""
+    peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
+    """By track: whom its thread waited for in sockets, by a sample of such waits."""
     pools: Sequence[Pool] = ()
     """Pools that threads wait for which answer requests."""
     requests: Sequence[TracedRequest] = ()

@@ -12,6 +12,7 @@ Terms:
 - abandoned: of a child, that was killed and cannot die yet; crowded: there are too many of them
 - look: reading a file of each of many processes; late: of a party, that made looks wait; put off:
   of a process, that a look left for another one
+- other end: of a connection, the socket that it leads to; asked: it was this process that connected
 - elsewhere: the thread by which memory is seen once the first thread has ended
 - hold: to have a file by an O_PATH descriptor, before it is looked at and opened
 - sound: of a file, that nobody but root can make its readers wait; sure: of such a file, where
@@ -30,6 +31,14 @@ from sonde.procfs.command import (
     is_interpreter,
     scripts_of,
     with_comm,
+)
+from sonde.procfs.connections import (
+    OtherEnd,
+    TcpTables,
+    address_of,
+    may_hold,
+    shares_our_network,
+    unix_end,
 )
 from sonde.procfs.devices import disk_number, keeps_identity
 from sonde.procfs.files import (
@@ -118,7 +127,10 @@ __all__ = [
     "MapsReader",
     "MemoryLeft",
     "Opened",
+    "OtherEnd",
     "Stat",
+    "TcpTables",
+    "address_of",
     "busiest",
     "character_device",
     "command_of",
@@ -135,6 +147,7 @@ __all__ = [
     "is_interpreter",
     "keeps_identity",
     "links_of",
+    "may_hold",
     "memory_left",
     "memory_limit",
     "memory_of",
@@ -163,10 +176,12 @@ __all__ = [
     "read_stat",
     "read_stats",
     "scripts_of",
+    "shares_our_network",
     "sockets_of",
     "subordinate_ids",
     "text",
     "tids",
+    "unix_end",
     "user_ids",
     "with_comm",
 ]

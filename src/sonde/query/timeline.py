@@ -46,6 +46,7 @@ from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, D
 from sonde.query.device_times import times_on_device
 from sonde.query.location_callers import callers_of
 from sonde.query.lock_places import places_within
+from sonde.query.peers import peers_of
 from sonde.query.pools import with_pools
 from sonde.query.run_totals import single_runs
 from sonde.query.sample_totals import FAULT_FRAMES
@@ -146,6 +147,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         single_runs=chosen_singly,
         callers=callers,
         thread_callers=thread_callers,
+        peers=peers_of(tracks, tables["activity"]),
         pools=pools,
         requests=requests,
         requests_in_all=requests_in_all,
