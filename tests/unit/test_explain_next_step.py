@@ -140,7 +140,7 @@ def test_what_a_file_claims_of_others_is_bounded(writer, explained, value):
     ("key", "seconds", "stack", "reason", "text"),
     [
         (Cause.HOST, 4.8, (KEEP, COMPACT, EVAL), "", "make Journal.compact orders.py:30 faster"),
-        (Cause.IO, 4.8, (KEEP, COMPACT, "fsync"), "sync to disk", "do the I/O of Journal.compact"),
+        (Cause.IO, 4.8, (KEEP, COMPACT, "fsync"), "sync to disk", "sync to disk less often in Jo"),
         (Cause.SLEEP, 4.8, (KEEP, "nanosleep"), "sleep", "remove the sleep in housekeeping orders"),
     ],
 )

@@ -132,7 +132,6 @@ ABOUT_GIL += "the interpreter lock"
 """Where a thread that prepares what others wait for is in their process, and its threads wait for
 the interpreter lock."""
 OF_REQUESTS: Mapping[Cause, str] = {
-    Cause.IO: "look at what answers {code}; else ask it less often, or keep what it answered",
     Cause.SLEEP: "remove the sleep in {code}: requests wait for it",
 }
 """By cause, where requests wait for it in one place of the program."""
@@ -166,10 +165,52 @@ ABOUT_PLACE: Mapping[Cause, str] = {
 """By cause, where most of its time is in one place of the program."""
 
 
-def next_step_on(cause: CauseShare, of_requests: bool = False) -> str:
+OF_IO: Mapping[CauseDetail, str] = {
+    CauseDetail.SYNC: "sync to disk less often{in_code}: write several changes and sync once for "
+    "all that wait (group commit), or where a loss is bearable do not sync each",
+    CauseDetail.FILES: "open, list and close files less often{in_code}: keep them open, or keep "
+    "what was read",
+    CauseDetail.SOCKETS: "look at what answers{code}; else ask it less often, or keep what it "
+    "answered",
+    CauseDetail.PIPES: "look at the process at the other end of the pipe{in_code}",
+    CauseDetail.NONE: "read and write{in_code} in larger pieces, ahead, or in another thread; keep "
+    "what was read",
+}
+"""What to do about I/O, by kind, in a program that calls no device."""
+OFF_THE_LOOP = "; and do it off the event loop, in a thread (asyncio.to_thread): all that the loop "
+OFF_THE_LOOP += "serves waits meanwhile"
+ANSWERED_BY = "look at {thread}, which answers{code}: its {doing} in {at}; else ask it less often, "
+ANSWERED_BY += "or keep what it answered"
+"""Of the process at the other end of a connection that was recorded, too."""
+ANSWERED_ELSEWHERE = "look at {thread}, which answers{code}: sonde explain --pid {pid}"
+"""Of one that was not."""
+
+
+def _on_io(cause: CauseShare) -> str:
+    """The next step on I/O of a program that calls no device."""
+    places = [one.function for one in cause.locations[:1] if one.share >= MAJORITY]
+    code = f" {places[0]}" if any(places) else ""
+    who = cause.culprit
+    if who is not None and who.pid and not who.doing:
+        return ANSWERED_ELSEWHERE.format(thread=who.thread, code=code, pid=who.pid)
+    if who is not None and who.code:
+        return ANSWERED_BY.format(thread=who.thread, code=code, doing=who.doing, at=who.code)
+    text = OF_IO.get(cause.detail) or OF_IO[CauseDetail.NONE]
+    if who is not None and cause.detail == CauseDetail.SOCKETS:
+        text = text.replace("what answers{code}", f"{{thread}}, for which{code} waits")
+        text = text.format(thread=who.thread)
+    else:
+        text = text.format(code=code, in_code=f" in{code}" * bool(code))
+    return text + OFF_THE_LOOP * cause.in_event_loop
+
+
+def next_step_on(cause: CauseShare, of_requests: bool = False, on_host: bool = False) -> str:
     """What to do about a cause: about who is behind it, about the place where it happens, or in
-    general, by what is known. `of_requests`: requests that are answered wait for it."""
+    general, by what is known. `of_requests`: requests that are answered wait for it; `on_host`: the
+    program calls no device."""
     who, key = cause.culprit, cause.key
+    if on_host and key == Cause.IO:
+        return _on_io(cause)
     if cause.detail == CauseDetail.NONE and who is not None:
         if key in (Cause.RUN_QUEUE, Cause.SPIN):
             return _about_cpus(who)

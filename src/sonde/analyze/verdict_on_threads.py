@@ -11,7 +11,8 @@ from typing import TypeVar
 
 from sonde.analyze.advice import next_step_of_bound, next_step_on
 from sonde.analyze.culprits import who_is_behind
-from sonde.analyze.host_words import of_io
+from sonde.analyze.far_ends import BehindIo, behind_io
+from sonde.analyze.host_words import of_io as kinds_of_io
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.analyze.slowed_launches import without_hand_overs
 from sonde.analyze.thread_time import (
@@ -78,12 +79,13 @@ def verdict_on(
     # Threads that take turns fill one window; where they do not, shares are of all their time.
     whole = whole or max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
     least = min(window, whole)
+    behind_it = behind_io(timeline, totals, window) if on_host else BehindIo()
     causes = [
         CauseShare(
             key=cause,
             title=cause.description + BY_SAMPLES * bool(ran_at),
             bound=cause.bound,
-            detail=CauseDetail.NONE,
+            detail=of_io.detail,
             ns=length * window // whole,
             share=length / whole,
             count=time.count[cause],
@@ -91,13 +93,16 @@ def verdict_on(
             thread=timeline.tracks[track].label,
             locations=locations(*(ran_at or (time.places[cause], length)), time.callers),
             facts=[
-                *(of_io(totals, length) if on_host and cause == Cause.IO else ()),
+                *(kinds_of_io(totals, length) if on_host and cause == Cause.IO else ()),
+                *of_io.facts,
                 *behind.facts,
             ],
-            culprit=behind.culprit,
+            culprit=of_io.culprit or behind.culprit,
+            in_event_loop=of_io.in_event_loop,
         )
         for cause, length in sorted(ns.items(), key=lambda item: -item[1])
         if length > 0
+        for of_io in [behind_it if cause == Cause.IO else BehindIo()]
         for behind in [who_is_behind(timeline, time, cause, length, least, turns)]
         for ran_at in [_ran_at(totals, time, length) if cause == Cause.RUN_QUEUE else None]
     ]
@@ -122,7 +127,7 @@ def verdict_on(
         large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
         large = _without_spins(large)
-    advice = [Advice(next_step_on(one, of_requests), 0.0) for one in large]
+    advice = [Advice(next_step_on(one, of_requests, on_host), 0.0) for one in large]
     if on_host:
         advice = _with_near_tie(large, advice, len(turns))
     if bounds[0].key == Bound.DEVICE:

@@ -29,8 +29,10 @@ BURST_S: Final = 0.15
 take 10 ms, and the descriptors of a process 0.2."""
 SHARE: Final = 0.001
 """Of one core, for looks after that."""
-WALL_S: Final = 0.05
-"""No further step of a tick's looks after this."""
+WALL_S: Final = 0.1
+"""No further look, and no further step of a search, in a tick after this."""
+LOOK_PART: Final = 0.6
+"""Of that, for looks."""
 MAX_DESCRIPTORS: Final = 4_096
 """Of a process, that are searched for the socket at the other end."""
 MAX_KNOWN: Final = 4_096
@@ -88,24 +90,25 @@ class PeerLooks:
         if self._left_s <= 0:
             return []
         began_s = _spent_s()
-        found = self._look(since_ns, activity, now_s + WALL_S)
+        found = self._look(since_ns, activity, now_s)
         self._left_s -= max(0.0, _spent_s() - began_s)
         return found
 
     def _look(
-        self, since_ns: int, activity: Iterable[ActivityTuple], until_s: float
+        self, since_ns: int, activity: Iterable[ActivityTuple], now_s: float
     ) -> list[ActivityTuple]:
         threads, processes = _waiting(activity)
-        found = []
+        ends: list[tuple[Who, procfs.OtherEnd]] = []
         tables: dict[str, procfs.TcpTables] = {}
         # Of few threads each is looked at several times: they wait for this and for that.
         for who in islice(chain.from_iterable(repeat(threads, ROUNDS)), LOOKS):
-            if time.monotonic() > until_s:
+            if time.monotonic() > now_s + LOOK_PART * WALL_S:
                 break
-            end = self._end(who, tables)
-            if end is None:
-                continue
-            pid, name = self._holder(end, processes, until_s)
+            if (end := self._end(who, tables)) is not None:
+                ends.append((who, end))
+        found = []
+        for who, end in ends:
+            pid, name = self._holder(end, processes, now_s + WALL_S)
             totals = (1, 0, 0, 0, pid, 0)
             found.append((since_ns, "peer", end.address, end.protocol, name, "", 0, *who, *totals))
         return found

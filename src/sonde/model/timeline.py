@@ -394,6 +394,8 @@ class Timeline:
     """By track and `Total.location`: the same within one thread, where threads differ."""
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     """By track: whom its thread waited for in sockets, by a sample of such waits."""
+    written_bytes: Mapping[int, int] = field(default_factory=dict)
+    """By pid: what it wrote to files on block devices, where known."""
     pools: Sequence[Pool] = ()
     """Pools that threads wait for which answer requests."""
     requests: Sequence[TracedRequest] = ()

@@ -106,6 +106,10 @@ class WaitDetail(IntEnum):
     """For the next connection, request or task, in a program that calls no device."""
     POOL = 11
     """Until another request gives back what a pool lends (`Timeline.pools`)."""
+    PIPE = 12
+    """For a pipe, of waits in read and write."""
+    SOCKET = 13
+    """For a socket, of the same."""
 
 
 class TrackKind(StrEnum):

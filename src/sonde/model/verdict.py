@@ -56,6 +56,8 @@ class Culprit:
     """Of time without a CPU: the program's threads want more CPUs than it may use."""
     nice: int = 0
     """Of time without a CPU: the program's nice value, where others go before it; else 0."""
+    pid: int = 0
+    """The process at the other end of a connection, in place of a thread; 0: it is a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,8 @@ class CauseShare:
     """Figures that support the cause."""
     culprit: Culprit | None = None
     """None: nobody is known to be behind it."""
+    in_event_loop: bool = False
+    """It holds up an event loop, and so all that this serves."""
 
     @classmethod
     def empty(

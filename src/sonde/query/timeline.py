@@ -148,6 +148,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         callers=callers,
         thread_callers=thread_callers,
         peers=peers_of(tracks, tables["activity"]),
+        written_bytes=_written_bytes(tables["usage"]),
         pools=pools,
         requests=requests,
         requests_in_all=requests_in_all,
@@ -233,6 +234,12 @@ def _parents(process: pa.Table) -> dict[int, int]:
     """The parent of each process."""
     pids, parents = (process.column(name).to_pylist() for name in ("pid", "ppid"))
     return dict(zip(pids, parents, strict=True))
+
+
+def _written_bytes(usage: pa.Table) -> dict[int, int]:
+    pids, of_row = np.unique(int64_column(usage, "pid"), return_inverse=True)
+    sums = np.bincount(of_row, int64_column(usage, "written_bytes"), len(pids))
+    return {pid: int(min(size, _MOST_NS)) for pid, size in zip(pids.tolist(), sums, strict=True)}
 
 
 def _others_on_cpu(event: pa.Table) -> list[tuple[str, int]]:

@@ -37,6 +37,14 @@ MAX_PARTS = 32
 """Parts into which the waits of one thread for one reason are split: the longest ones."""
 _IN_CALLS = (Activity.DEVICE_WAIT, Activity.COPY, Activity.ALLOCATION)
 """What a thread that is blocked within a call of a device API does there."""
+PIPE_FRAMES = (
+    *("pipe_read", "pipe_write", "anon_pipe_read", "anon_pipe_write"),
+    *("fifo_pipe_read", "fifo_pipe_write"),
+)
+SOCKET_FRAMES = ("sock_read_iter", "sock_write_iter")
+"""Functions of the kernel that read and write these."""
+_OF_FILES = ("read", "write")
+"""Reasons of waits for files, pipes or sockets."""
 _OF_LOCKS = (WaitDetail.GIL, WaitDetail.OWN_LOCK)
 """Details that only waits in futex can have."""
 _KINDS = pa.array(["blocked", "device"])
@@ -92,10 +100,12 @@ def parts_of_waits(
         roles.service[frames.row_of(rows.column("stack_id"))],
         roles.entry[frames.row_of(rows.column("stack_id"))],
         roles.reads[frames.row_of(rows.column("stack_id"))],
+        frames.holding(rows.column("stack_id"), PIPE_FRAMES),
+        frames.holding(rows.column("stack_id"), SOCKET_FRAMES),
         int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
-    for kind, name, track, number, location, waker_tid, serves, service, entry, reads, ns in zip(
+    for kind, name, track, number, location, waker_tid, serves, service, entry, reads, *of, ns in zip(
         kinds, names, *(column.tolist() for column in columns), strict=True
     ):
         detail = WaitDetail(number)
@@ -103,6 +113,10 @@ def parts_of_waits(
             detail = WaitDetail.NONE
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
+        if detail == WaitDetail.NONE and name in _OF_FILES and location >= 0:
+            is_pipe, is_socket = of
+            found_of = WaitDetail.SOCKET if is_socket else WaitDetail.NONE
+            detail = WaitDetail.PIPE if is_pipe else found_of
         waits = serves or (reads and name == "socket")
         part = WaitPart(
             detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry)

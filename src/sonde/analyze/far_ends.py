@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What I/O a thread waits for, and of sockets whom: the process at the other end of a connection
+that it made on the same machine, and what that process does meanwhile."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from sonde.analyze.causes import IO_REASONS
+from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.thread_time import cause_of, function_of
+from sonde.model.causes import Cause, CauseDetail
+from sonde.model.peers import Peer
+from sonde.model.serving import EVENT_LOOPS
+from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+from sonde.model.verdict import WITHOUT_CPU, Culprit
+
+MOSTLY: Final = 0.5
+"""Of the I/O that is waited for, for the kind of it, for a process that answers, and for an event
+loop that it holds up."""
+HOPS: Final = 3
+"""Processes of which each waits for the next one's answer, that are followed."""
+DOES: Final = 3
+"""Of what a process at the other end does, that is named."""
+_ON_CPU: Final = "on a CPU"
+_SOCKETS: Final = ("socket", "poll", "read", "write")
+_DETAIL_OF: Final = {
+    "sync to disk": CauseDetail.SYNC,
+    "file": CauseDetail.FILES,
+    "socket": CauseDetail.SOCKETS,
+}
+_OF_DETAIL: Final = {WaitDetail.PIPE: CauseDetail.PIPES, WaitDetail.SOCKET: CauseDetail.SOCKETS}
+
+
+@dataclass(frozen=True, slots=True)
+class BehindIo:
+    """What is behind the I/O that threads wait for."""
+
+    detail: CauseDetail = CauseDetail.NONE
+    facts: Sequence[str] = ()
+    """In words, for people."""
+    culprit: Culprit | None = None
+    """The process at the other end, or the one that it waits for in turn."""
+    in_event_loop: bool = False
+    """It holds up an event loop."""
+
+
+def behind_io(timeline: Timeline, totals: Iterable[Total], window: int) -> BehindIo:
+    """Of the I/O among the totals of some threads. `window`: the length of the record in ns."""
+    mine = [one for one in totals if _is_io(timeline, one)]
+    whole = sum(one.ns for one in mine)
+    by_detail: dict[CauseDetail, int] = defaultdict(int)
+    for one in mine:
+        by_detail[detail_of_wait(one)] += one.ns
+    detail = max(by_detail, key=lambda key: by_detail[key], default=CauseDetail.NONE)
+    if not whole or by_detail[detail] < MOSTLY * whole:
+        return BehindIo()
+    facts = []
+    culprit = None
+    if detail == CauseDetail.SYNC:
+        facts += _written(timeline, {timeline.tracks[one.track].pid for one in mine}, window)
+    elif far := far_end(timeline, mine):
+        peer, share = far
+        text, culprit = _answers(timeline, peer, ())
+        facts.append(f"{100 * share:.0f} % of it for {text}")
+    in_loop = sum(one.ns for one in mine if one.service in EVENT_LOOPS)
+    if in_loop >= MOSTLY * whole:
+        facts.append("it holds up an event loop: all that this serves waits meanwhile")
+    return BehindIo(detail, facts, culprit, in_loop >= MOSTLY * whole)
+
+
+def far_end(timeline: Timeline, totals: Iterable[Total]) -> tuple[Peer, float] | None:
+    """(the process or address that most of these waits are for, the share of I/O that they are);
+    None where that is not known, or is less than half."""
+    whole = 0
+    waited: dict[tuple[int, str], float] = defaultdict(float)
+    peers: dict[tuple[int, str], Peer] = {}
+    of_processes = _of_processes(timeline)
+    for one in totals:
+        whole += one.ns
+        if one.name not in _SOCKETS:
+            continue
+        pid = timeline.tracks[one.track].pid
+        found = timeline.peers.get(one.track) or of_processes.get(pid, ())
+        looks = sum(peer.looks for peer in found)
+        for peer in found:
+            key = peer.pid, "" if peer.pid else peer.address
+            peers.setdefault(key, peer)
+            waited[key] += one.ns * peer.looks / max(1, looks)
+    most = max(waited, key=lambda key: waited[key], default=None)
+    if most is None or waited[most] < MOSTLY * whole:
+        return None
+    return peers[most], waited[most] / whole
+
+
+def detail_of_wait(one: Total) -> CauseDetail:
+    """What kind of I/O a wait is for."""
+    return _OF_DETAIL.get(one.wait_detail) or _DETAIL_OF.get(one.name, CauseDetail.NONE)
+
+
+def _is_io(timeline: Timeline, one: Total) -> bool:
+    is_wait = one.kind == TotalKind.BLOCKED and one.name in IO_REASONS and not one.serves
+    return is_wait and cause_of(timeline, one) == Cause.IO
+
+
+def _of_processes(timeline: Timeline) -> Mapping[int, list[Peer]]:
+    """By process: whom its threads waited for, for threads that no look found waiting."""
+    found: dict[int, list[Peer]] = defaultdict(list)
+    for track, peers in timeline.peers.items():
+        found[timeline.tracks[track].pid] += peers
+    return found
+
+
+def _written(timeline: Timeline, pids: Iterable[int], window: int) -> list[str]:
+    written = sum(timeline.written_bytes.get(pid, 0) for pid in pids)
+    rate = written * 1e9 / max(1, window) / 1e6
+    return [f"{rate:,.1f} MB written a second"] if rate >= 0.05 else []
+
+
+def _answers(timeline: Timeline, peer: Peer, seen: tuple[int, ...]) -> tuple[str, Culprit]:
+    """Who answers, and what that process mostly does meanwhile; as a culprit, the last one of those
+    that wait for one another. `seen`: the processes that wait for it."""
+    label = f"{peer.name or 'process'} ({peer.pid})" if peer.pid else ""
+    where = peer.address
+    label = (f"{label} at {where}" if where else label) if label else f"what answers at {where}"
+    if not peer.pid:
+        return label, Culprit(label, "", "")
+    mine = _of_requests(timeline, peer.pid)
+    if not mine:
+        return f"{label}, which was not recorded", Culprit(label, "", "", pid=peer.pid)
+    whole = sum(one.ns for one in mine)
+    doing: dict[tuple[str, str], list[Total]] = defaultdict(list)
+    for one in mine:
+        doing[_what(one), function_of(one.location)].append(one)
+    sums = {key: sum(one.ns for one in group) for key, group in doing.items()}
+    ranked = sorted(sums, key=lambda key: -sums[key])
+    large = [key for key in ranked if sums[key] >= LEAST_SHARE * whole][:DOES]
+    parts = []
+    for key in large:
+        place = _place(doing[key])
+        parts.append(f"{100 * sums[key] / whole:.0f} % {key[0]}{f' in {place}' * bool(place)}")
+    text = f"{label}: its time, but for waits for the next request, is {', '.join(parts)}"
+    # Who has the CPUs is another question; what the process itself does is named first.
+    own = [key for key in large if key[0] != WITHOUT_CPU] or large
+    if not own:
+        return label, Culprit(label, "", "", pid=peer.pid)
+    first = doing[own[0]]
+    further = None
+    if len(seen) < HOPS and any(_is_io(timeline, one) for one in first):
+        further = far_end(timeline, first)
+    if further and further[0].pid not in (*seen, peer.pid):
+        more, culprit = _answers(timeline, further[0], (*seen, peer.pid))
+        return f"{text}; that is for {more}", culprit
+    return text, Culprit(label, _place(first), own[0][0], pid=peer.pid)
+
+
+def _of_requests(timeline: Timeline, pid: int) -> list[Total]:
+    """What the threads of a process did for requests; where none are known, what they did but for
+    waits without a place in the program."""
+    kinds = (TotalKind.BLOCKED, TotalKind.RUNQUEUE, TotalKind.SAMPLED)
+    mine = [
+        one
+        for one in timeline.totals
+        if timeline.tracks[one.track].pid == pid
+        and timeline.tracks[one.track].owner == ThreadOwner.PROGRAM
+        and one.kind in kinds
+        and not one.serves
+        and (one.location or one.kind != TotalKind.BLOCKED)
+    ]
+    tracks = {one.track for one in mine if one.service}
+    return [one for one in mine if one.track in tracks] or mine
+
+
+def _what(one: Total) -> str:
+    if one.kind == TotalKind.SAMPLED:
+        return _ON_CPU
+    return WITHOUT_CPU if one.kind == TotalKind.RUNQUEUE else one.name
+
+
+def _place(totals: Iterable[Total]) -> str:
+    """The place with most of this time."""
+    places: dict[str, int] = defaultdict(int)
+    for one in totals:
+        if one.location:
+            places[one.location] += one.ns
+    return max(places, key=lambda place: places[place], default="")
