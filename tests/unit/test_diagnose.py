@@ -333,3 +333,25 @@ def test_more_work_is_no_fault():
 def test_a_window_comes_back_from_json():
     one = window(ticks(p100=process(0.5, 0.4)))
     assert msgspec.json.decode(msgspec.json.encode(one), type=Window) == one
+
+
+def test_a_service_on_this_node_is_named_and_no_path_is_to_blame():
+    """Segments are sent again on the loopback interface, too, where the receiver is short of a CPU
+    or memory."""
+    answers = process(0.2, waits=[wait("sync to disk", 0.4, count=100)])
+    slow = ticks(p100=process(0.4, waits=[wait("socket", 0.5)]), p300=answers)
+    before = [usual(number) for number in range(TICKS)]
+    for one in (*before, *slow):
+        one.processes[VICTIM].flows.append(FlowUse("127.0.0.1:9301", "send", 10))
+    for one in slow:
+        one.processes[VICTIM].flows.append(FlowUse("127.0.0.1:9301", "retransmit", 5))
+    peers = {"127.0.0.1:9301": "established"}
+
+    found = verdict(slow, before, peers=peers, holders={"127.0.0.1:9301": SERVER})
+
+    assert found.cause == FaultCause.REMOTE_DEPENDENCY
+    assert FaultCause.SLOW_NETWORK not in {it.cause for it in found.candidates}
+    assert any(f"({SERVER}) at 127.0.0.1:9301" in line for line in found.candidates[0].evidence)
+    assert any("0.40 s in syncs to disk" in line for line in found.candidates[0].evidence)
+    assert found.candidates[0].next_step.endswith(f"sonde explain --pid {SERVER}.")
+    assert not found.candidates[0].against

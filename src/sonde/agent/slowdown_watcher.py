@@ -98,6 +98,24 @@ def _without_places(moment: Moment, pid: int) -> Moment:
     return msgspec.structs.replace(moment, processes={**moment.processes, pid: bare})
 
 
+def _answering(moments: Iterable[Moment], victim: int) -> list[int]:
+    """Processes that have connections with the same peers as the victim, as their rows name them:
+    the one that answers it on this node has the most segments."""
+    sums: dict[int, int] = {}
+    peers = {
+        flow.peer
+        for moment in moments
+        if (one := moment.processes.get(victim)) is not None
+        for flow in one.flows
+    }
+    for moment in moments:
+        for pid, one in moment.processes.items():
+            sent = sum(flow.segments for flow in one.flows if flow.peer in peers)
+            if sent and pid != victim:
+                sums[pid] = sums.get(pid, 0) + sent
+    return sorted(sums, key=lambda pid: -sums[pid])[:MAX_WAKERS]
+
+
 def _busiest(moments: Sequence[Moment]) -> list[int]:
     """Processes that used most CPU time: one of them may be named as an offender."""
     used: Counter[int] = Counter()
@@ -388,11 +406,14 @@ class Watcher:
             kept = [_without_places(moment, victim) for moment in kept]
         before = [moment for moment in kept if moment.end_ns <= began_ns]
         after = [moment for moment in kept if moment.start_ns >= began_ns]
-        one.facts = [one.facts[0], self._facts.read(victim, self._wakers(victim, after))]
+        answering = _answering(after, victim)
+        facts = self._facts.read(victim, self._wakers(victim, after), may_answer=answering)
+        one.facts = [one.facts[0], facts]
         pids = {pid for moment in (*before, *after) for pid in moment.processes}
         wakers = self._all_wakers(victim, (*before, *after))
-        pids |= wakers
-        self._find_commands({victim, *islice(wakers, MAX_WAKERS), *_busiest(after)})
+        holders = set(facts.holders.values()) - {0}
+        pids |= wakers | holders
+        self._find_commands({victim, *islice(wakers, MAX_WAKERS), *_busiest(after), *holders})
         return Window(
             victim=victim,
             cpus=os.cpu_count() or 1,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from sonde import procfs
 from sonde.diagnose.moments import Facts
@@ -17,6 +18,10 @@ MAX_CONNECTIONS = 4_096
 """Lines of /proc/PID/net/tcp, and of tcp6."""
 MAX_NET_BYTES = 1 << 20
 """Of each of the two."""
+MAX_HERE = 8
+"""Peers on this node whose process is looked for."""
+HOLDERS_S = 0.05
+"""How long is looked for them."""
 GROUPS_S = 0.25
 """How long one reading may take for control groups: a level takes 3 ms where the machine is busy,
 and the agent's loop waits."""
@@ -40,9 +45,16 @@ class FactReader:
         self.groups_left_out = 0
         """Control groups that were not read: nested too deeply, or no time was left."""
 
-    def read(self, pid: int, wakers: Iterable[int] = (), asks_peers: bool = True) -> Facts:
+    def read(
+        self,
+        pid: int,
+        wakers: Iterable[int] = (),
+        asks_peers: bool = True,
+        may_answer: Iterable[int] = (),
+    ) -> Facts:
         """Facts of a process; `wakers`: processes that are checked for whether they serve files
-        (FUSE); `asks_peers`: read its connections, too, which costs most. Raises nothing."""
+        (FUSE); `asks_peers`: read its connections, too, which costs most; `may_answer`: processes
+        that are looked at first for who answers it on this node. Raises nothing."""
         facts = Facts(time_ns=time.monotonic_ns())
         stat = procfs.read_stat(pid)
         if stat is None:
@@ -62,8 +74,10 @@ class FactReader:
         facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
         if asks_peers:
             links = self._links(pid, "socket:[")
-            facts.peers, facts.listens, is_cut = _peers(pid, links)
-            self.connections_cut += is_cut
+            found = _peers(pid, links)
+            facts.peers, facts.listens = found.states, found.listens
+            self.connections_cut += found.is_cut
+            facts.holders = self._holders(found.here, may_answer)
         return facts
 
     def _add_groups(self, facts: Facts, groups: Sequence[str]) -> None:
@@ -93,6 +107,23 @@ class FactReader:
             self._cpu_times[int(name[3:])] = idle, total
             if total > before[1]:
                 found[int(name[3:])] = 1 - (idle - before[0]) / (total - before[1])
+        return found
+
+    def _holders(
+        self, here: Mapping[str, tuple[int, int]], may_answer: Iterable[int]
+    ) -> dict[str, int]:
+        """By address: the process that has the socket at the other end open, 0 not found in time.
+        `here`: by address, inode and user of that socket."""
+        until_s = time.monotonic() + HOLDERS_S
+        found = dict.fromkeys(here, 0)
+        for address, (inode, user) in here.items():
+            first = [*(pid for pid in found.values() if pid), *may_answer]
+            for pid in dict.fromkeys([*first, *procfs.may_hold(user)]):
+                if time.monotonic() > until_s:
+                    return found
+                if self._links(pid, f"socket:[{inode}]"):
+                    found[address] = pid
+                    break
         return found
 
     def _serves_files(self, pid: int) -> bool:
@@ -153,20 +184,34 @@ def _is_frozen(folder: str) -> bool:
     )
 
 
-def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool, bool]:
-    """State by address of the peers to which a process connected: connections whose local port is
-    no listening one; whether the process listens; and whether there are more connections than were
-    read. `links`: its sockets."""
+@dataclass(slots=True)
+class _Peers:
+    """The other ends of a process's connections."""
+
+    states: dict[str, str] = field(default_factory=dict)
+    """By address of those to which it connected: connections whose local port is no listening one.
+    """
+    here: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By address of those of them that are in the same network namespace: inode of the socket
+    there, and its user."""
+    listens: bool = False
+    is_cut: bool = False
+    """There are more connections than were read."""
+
+
+def _peers(pid: int, links: set[str]) -> _Peers:
+    """`links`: the process's sockets."""
+    found = _Peers()
     sockets = {link[8:-1] for link in links}
     if not sockets:
-        return {}, False, False
-    listens = is_cut = False
+        return found
     listening: set[str] = set()
     mine: list[tuple[str, str, str]] = []
+    every: dict[tuple[str, str], tuple[int, int]] = {}
     for name in ("tcp", "tcp6"):
         raw = procfs.read_file(f"/proc/{pid}/net/{name}", MAX_NET_BYTES) or b""
         lines = raw.decode("ascii", "replace").split("\n")[1:]
-        is_cut |= len(lines) > MAX_CONNECTIONS + 1 or len(raw) >= MAX_NET_BYTES
+        found.is_cut |= len(lines) > MAX_CONNECTIONS + 1 or len(raw) >= MAX_NET_BYTES
         for line in lines[:MAX_CONNECTIONS]:
             words = line.split()
             if len(words) < 10:
@@ -174,15 +219,25 @@ def _peers(pid: int, links: set[str]) -> tuple[dict[str, str], bool, bool]:
             local, peer, state, inode = words[1], words[2], words[3], words[9]
             if state == _LISTENING:
                 listening.add(local.rpartition(":")[2])
-                listens |= inode in sockets
-            elif inode in sockets:
-                mine.append((local.rpartition(":")[2], peer, state))
-    found = {
-        procfs.address_of(peer): _STATES.get(state, state)
-        for port, peer, state in mine
-        if port not in listening
-    }
-    return found, listens, is_cut
+                found.listens |= inode in sockets
+                continue
+            every[_without_prefix(local), _without_prefix(peer)] = int(inode), int(words[7])
+            if inode in sockets:
+                mine.append((local, peer, state))
+    for local, peer, state in mine:
+        if local.rpartition(":")[2] in listening:
+            continue
+        address = procfs.address_of(peer)
+        found.states[address] = _STATES.get(state, state)
+        other = every.get((_without_prefix(peer), _without_prefix(local)))
+        if other is not None and len(found.here) < MAX_HERE:
+            found.here[address] = other
+    return found
+
+
+def _without_prefix(address: str) -> str:
+    """An address of /proc/net/tcp6 that is an IPv4 one as tcp has it."""
+    return address.removeprefix("0000000000000000FFFF0000")
 
 
 def _cpus(text: str) -> set[int]:

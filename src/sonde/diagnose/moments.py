@@ -248,6 +248,9 @@ class Facts(msgspec.Struct):
     """It accepts connections from others."""
     cpus_before: int = 0
     """How many CPUs it was allowed before it became slower; 0: not known."""
+    holders: dict[str, int] = msgspec.field(default_factory=dict)
+    """By peer that is on this node, in the same network namespace: the process there; 0: not known.
+    """
 
 
 class Window(msgspec.Struct):

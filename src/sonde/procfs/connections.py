@@ -71,7 +71,7 @@ class TcpTables:
                 back = back or self._line(b" %s %s " % (other, mine))
         return OtherEnd(
             "tcp",
-            address_of(remote.decode("ascii")),
+            address_of(_forms(remote)[-1 if remote.startswith(_MAPPED) else 0].decode("ascii")),
             int(back[9]) if back else 0,
             int(back[7]) if back else -1,
             not self._listens(local.rpartition(b":")[2]),
@@ -106,8 +106,6 @@ def _forms(address: bytes) -> tuple[bytes, ...]:
 def address_of(words: str) -> str:
     """'0100007F:1F90' of /proc/net/tcp as '127.0.0.1:8080', the form of the table activity."""
     address, _, port = words.partition(":")
-    if address.startswith(_MAPPED.decode()):
-        address = address[24:]
     raw = b"".join(
         struct.pack("=I", int(address[at : at + 8], 16)) for at in range(0, len(address), 8)
     )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waits for the network: a slow or lossy path, or a service that answers late.
 
+What answers on this node is named, with what it does, and nothing on the way to it is to blame.
+
 Looks like: threads wait in sockets for the end of a connection that the program made itself. With
 segments sent again, or with a queue of the network in the way, it is the path; else the other side.
 What to do: look at the path (drops, limits) or at that service.
@@ -25,9 +27,25 @@ LEAST_ROUND_S = 0.05
 its acknowledgement (Linux: 40 ms)."""
 
 
+_LOOPBACK = ("127.", "[::1]:", "[::ffff:127.")
+_WAITED = {
+    "sync to disk": "in syncs to disk",
+    "write": "in writes",
+    "read": "in reads",
+    "file": "in calls about files",
+    "futex": "in waits for locks and other threads",
+    "sleep": "asleep",
+    "page fault": "in page faults",
+    "driver": "in calls of drivers",
+}
+"""Waits of a process that answers, but for those for requests and answers; by reason."""
+
+
 def path(case: Case) -> Candidate | None:
     """Segments get lost, or queue."""
     lost = _lost(case)
+    if case.last.peers and all(_is_here(case, peer) for peer in case.last.peers):
+        return None  # nothing is on the way to a process of this node
     again = _sent_again(case)
     was, now = _rounds(case)
     queued = now - was > LEAST_ROUND_S
@@ -55,18 +73,54 @@ def dependency(case: Case) -> Candidate | None:
     peers = sorted(busy or case.last.peers, key=lambda peer: -busy.get(peer, 0.0))
     evidence = [
         f"waited {lost:.2f} s more of each second in sockets",
-        f"it made connections to {', '.join(peers[:3])}",
+        f"it made connections to {', '.join(_named(case, peer) for peer in peers[:3])}",
     ]
     against = []
-    if _sent_again(case) < LEAST_SENT_AGAIN:
+    is_here = _is_here(case, peers[0])
+    if is_here:
+        evidence += _does(case, case.last.holders.get(peers[0], 0))
+    elif _sent_again(case) < LEAST_SENT_AGAIN:
         evidence.append("nothing was sent again")
     else:
         against.append("segments were sent again")
     share = _share(case) * (1.0 if not against else 0.5)
+    holder = case.last.holders.get(peers[0], 0)
     step = f"Look at the service at {peers[0]}."
+    if holder:
+        step = f"Look at {_named(case, peers[0])}, which answers: sonde explain --pid {holder}."
     return Candidate(
         FaultCause.REMOTE_DEPENDENCY, share, tuple(evidence), tuple(against), None, step
     )
+
+
+def _is_here(case: Case, peer: str) -> bool:
+    """Whether a peer is on this node."""
+    return peer.startswith(_LOOPBACK) or peer in case.last.holders
+
+
+def _named(case: Case, peer: str) -> str:
+    """A peer with the process there: 'ledger.py (23534) at 127.0.0.1:9301'."""
+    holder = case.last.holders.get(peer, 0)
+    return f"{case.name(holder)} ({holder}) at {peer}" if holder else peer
+
+
+def _does(case: Case, pid: int) -> list[str]:
+    """What a process that answers on this node does now: seconds of each second."""
+    window = case.window
+    seconds = max(1e-3, sum(moment.seconds for moment in window.after))
+    spent: dict[str, float] = defaultdict(float)
+    for moment in window.after:
+        one = moment.processes.get(pid)
+        if one is None:
+            continue
+        spent["on a CPU"] += one.usage.cpu_ns / 1e9
+        spent["without a CPU"] += one.usage.ready_ns / 1e9
+        for wait in one.waits:
+            if wait.reason in _WAITED:
+                spent[_WAITED[wait.reason]] += wait.blocked_ns / 1e9
+    ranked = sorted(spent, key=lambda what: -spent[what])
+    large = [f"{spent[it] / seconds:.2f} s {it}" for it in ranked if spent[it] >= LEAST * seconds]
+    return [f"{case.name(pid)} ({pid}) spends of each second {', '.join(large)}"] if large else []
 
 
 def _lost(case: Case) -> float:
@@ -87,17 +141,20 @@ def _sent_again(case: Case) -> float:
     in abi/events.h).
     """
     window = case.window
-    ports = {_port(flow) for _, flow in _flows((*window.before, *window.after), case.own)}
-    was = _again(window.before, case.own, ports)
-    now = _again(window.after, case.own, ports)
+    flows = _flows((*window.before, *window.after), case.own)
+    ports = {_port(flow) for _, flow in flows if not _is_here(case, flow.peer)}
+    was = _again(window.before, case, ports)
+    now = _again(window.after, case, ports)
     return sum(max(0.0, rate - was.get(pid, 0.0)) for pid, rate in now.items())
 
 
-def _again(moments: list[Moment], own: set[int], ports: set[str]) -> dict[int, float]:
+def _again(moments: list[Moment], case: Case, ports: set[str]) -> dict[int, float]:
     """Segments a second, by process, that were sent again on connections with these ports."""
     counts: dict[int, float] = defaultdict(float)
     for pid, flow in _flows(moments):
-        if flow.operation == "retransmit" and (pid in own or _port(flow) in ports):
+        if flow.operation != "retransmit" or _is_here(case, flow.peer):
+            continue
+        if pid in case.own or _port(flow) in ports:
             counts[pid] += flow.segments
     seconds = max(1e-3, sum(moment.seconds for moment in moments))
     return {pid: count / seconds for pid, count in counts.items()}
@@ -126,6 +183,8 @@ def _rounds(case: Case) -> tuple[float, float]:
         for moment in moments:
             one = moment.processes.get(case.victim)
             for flow in one.flows if one is not None else ():
+                if _is_here(case, flow.peer):
+                    continue
                 if flow.peer in case.last.peers or not case.last.peers:
                     longest = max(longest, flow.round_trip_ns / 1e9)
         found.append(longest)
