@@ -12,7 +12,7 @@ from sonde.metrics import labels
 from sonde.model.owner import Owner
 from sonde.procfs import parties
 from sonde.sinks import plain_series, series, tenants
-from sonde.sinks.series import OTHER, PROGRAM, MetricRegistry
+from sonde.sinks.series import COMMAND, OTHER, PROGRAM, MetricRegistry
 
 SECOND = 1_000_000_000
 GPU = "GPU-1"
@@ -261,3 +261,23 @@ def test_counters_of_processes_that_are_gone_give_their_room_back(clock):
     assert not values(board, "process.cpu.time")
     board.count_owned({PROGRAM: "n", "process.owner": "mallory"}, [("process.cpu.time", {}, 1.0)])
     assert list(values(board, "process.cpu.time").values()) == [1.0]
+
+
+def test_scripts_of_one_interpreter_are_series_as_far_as_there_is_room(clock):
+    """Of a tenant with very many scripts, further ones are one series of their program, and no
+    more room is taken from its other programs."""
+    board = MetricRegistry(clock=clock)
+    for number in range(100):
+        script = {PROGRAM: "python3.11", COMMAND: f"job{number}.py", "process.owner": "ada"}
+        board.count_owned(script, [("process.cpu.time", {}, 1.0)])
+    board.count_owned({PROGRAM: "redis", "process.owner": "ada"}, [("process.cpu.time", {}, 3.0)])
+
+    found = values(board, "process.cpu.time")
+    first = (COMMAND, "job0.py"), (PROGRAM, "python3.11"), ("process.owner", "ada")
+    assert found[first] == 1.0
+    assert found[(PROGRAM, "python3.11"), ("process.owner", "ada")] == 75.0
+    assert found[(PROGRAM, "redis"), ("process.owner", "ada")] == 3.0
+    assert board.folded == 0
+    clock.now_ns += int(2 * series.COUNTERS_FORGOTTEN_AFTER_S * SECOND)
+    board.families()
+    assert not any(board._commands["process.cpu.time"].values())

@@ -214,7 +214,8 @@ class Agent:
         return time.monotonic() - self._loop_s
 
     def _owner_of(self, pid: int, start_ns: int) -> Mapping[str, str]:
-        return owner_attributes.attributes(*self._resolver.program(pid, start_ns), pid)
+        program, owner, command = self._resolver.program(pid, start_ns)
+        return owner_attributes.attributes(program, owner, pid, command)
 
     @property
     def serves_at(self) -> str:

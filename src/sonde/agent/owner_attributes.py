@@ -4,22 +4,27 @@ program."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 
 from sonde import procfs
 from sonde.model.owner import Owner
 from sonde.resolve.owners import UserNames
-from sonde.sinks.series import PROGRAM
+from sonde.sinks.series import COMMAND, PROGRAM
 from sonde.sinks.tenants import ROOT, is_users_slice, unit_of
 
 MAX_CACHED = 1_024
 """Combinations of program and owner."""
+_RANK = re.compile(r" rank \d{1,7}$")
 
 
-def attributes(program: str, owner: Owner, pid: int = 0) -> Mapping[str, str]:
-    """The program's name and its owner; no pid, which would make a series of every process. The
-    same object for equal arguments, as long as it is cached.
+def attributes(
+    program: str, owner: Owner, pid: int = 0, command: str = ""
+) -> Mapping[str, str]:
+    """The program's name, what it runs if it is an interpreter (`command`, `Process.command`; ranks
+    of a job are one), and its owner; no pid, which would make a series of every process. The same
+    object for equal arguments, as long as it is cached.
 
     `pid`: of the process. One that has another pid in its own namespace is in a container. In one
     within a unit, which its control group does not name for sure, any user id can be taken: a
@@ -32,12 +37,14 @@ def attributes(program: str, owner: Owner, pid: int = 0) -> Mapping[str, str]:
     is_inner = bool(owner.inner_container) or (pid and owner.inner_pid not in (0, pid))
     has_user = is_named or not is_inner or bool(unit and owner.user == ROOT)
     user = owner.user if has_user else ""
-    return _attributes(program, user, job, pod, owner.container, unit)
+    script = _RANK.sub("", command)
+    return _attributes(program, script, user, job, pod, owner.container, unit)
 
 
 @lru_cache(maxsize=MAX_CACHED)
 def _attributes(
     program: str,
+    command: str,
     user: str,
     job: tuple[str, str],
     pod: tuple[str, str, str, str],
@@ -45,6 +52,8 @@ def _attributes(
     unit: str,
 ) -> Mapping[str, str]:
     found = {PROGRAM: program or "unknown", "process.owner": user}
+    if command:
+        found[COMMAND] = command
     if job[0]:
         found |= {"sonde.slurm.job": job[0], "sonde.slurm.step": job[1]}
     uid, namespace, name, container_name = pod

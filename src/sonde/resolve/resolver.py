@@ -212,12 +212,12 @@ class Resolver:
         self.owners.of(process, self.processes.parent, time.monotonic_ns())
         return process.record()
 
-    def program(self, pid: int, start_ns: int) -> tuple[str, Owner]:
-        """(executable or command name, owner) of a process: `process` in short, for metrics that
-        need it of every process in every tick."""
+    def program(self, pid: int, start_ns: int) -> tuple[str, Owner, str]:
+        """(executable or command name, owner, what it runs as an interpreter) of a process:
+        `process` in short, for metrics that need it of every process in every tick."""
         process = self.processes.find(pid, start_ns)
         owner = self.owners.of(process, self.processes.parent, time.monotonic_ns())
-        return process.exe or process.comm, owner
+        return process.exe or process.comm, owner, process.command or ""
 
     def on_events_lost(self) -> None:
         """Read /proc again."""

@@ -2,7 +2,7 @@
 """The metric registry: the last value of each series, for Prometheus and OTLP.
 
 Its size is bounded whatever the node does. Series of single processes are summed by owner (pod,
-job, unit) and program name, so ten thousand short-lived processes are one series. A metric has at
+job, unit), program name and script, so ten thousand short-lived processes are one series. A metric has at
 most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container, a
 user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series `other`
 of its owner, or of its tenant where that has many owners. So a tenant with many program names and
@@ -27,6 +27,8 @@ MAX_OWNED = 200
 """Series of processes that one metric may have."""
 MAX_OF_TENANT = MAX_OWNED // 4
 """Of these, series that one tenant may have."""
+MAX_COMMANDS_OF_TENANT = MAX_OF_TENANT // 2
+"""Of these, series with a command; its other ones of a program are one series."""
 MAX_RESTS = MAX_OWNED
 """Series `other` of one metric; what exceeds even these goes to one series for all."""
 MAX_RESTS_OF_TENANT = MAX_RESTS // 16
@@ -37,6 +39,9 @@ COUNTERS_FORGOTTEN_AFTER_S = 600.0
 """A counter of an owner that did not grow for so long is dropped."""
 PID, START = "process.pid", "sonde.process.start"
 PROGRAM = "process.executable.name"
+COMMAND = "process.command"
+"""What a process runs as an interpreter: its script, module or main class."""
+_OF_PROGRAM = (PROGRAM, COMMAND)
 OTHER = "other"
 """In place of a name, of what is summed up beyond a bound."""
 
@@ -127,6 +132,9 @@ class MetricRegistry:
         self.folded = 0
         """Rows and counts that were added to a series `other`, or found no room."""
 
+        self._commands: dict[str, dict[Attributes, int]] = {}
+        """By metric and tenant: number of the tenant's series with a command."""
+
     def __len__(self) -> int:
         with self._lock:
             owned = sum(map(len, self._owned.values()))
@@ -178,7 +186,7 @@ class MetricRegistry:
                 if len(self._wholes) >= MAX_OWNED:
                     self._wholes.clear()
                 wholes = self._wholes[base] = {}
-            without_program = tuple(pair for pair in base if pair[0] != PROGRAM)
+            without_program = tuple(pair for pair in base if pair[0] not in _OF_PROGRAM)
             for series, kept, more in counts:
                 value = next(iter(kept.values())) if kept else ""
                 whole = wholes.get((series, value))
@@ -213,10 +221,19 @@ class MetricRegistry:
         its owner, of its tenant, or of all.
         """
         tenant = tenant_of(base, self._holder_of)
+        has_command = any(name == COMMAND for name, _ in whole)
+        commands = self._commands.setdefault(series, {})
+        if has_command and commands.get(tenant, 0) >= MAX_COMMANDS_OF_TENANT:
+            has_command = False
+            whole = tuple(pair for pair in whole if pair[0] != COMMAND)
+            if whole in known:
+                return whole, None
         shares = self._shares.setdefault(series, {})
         held = sum(shares.values())
         if shares.get(tenant, 0) < MAX_OF_TENANT and held < MAX_OWNED:
             shares[tenant] = shares.get(tenant, 0) + 1
+            if has_command:
+                commands[tenant] = commands.get(tenant, 0) + 1
             return whole, tenant
         self.folded += 1
         rest = _rest(kept, base)
@@ -274,8 +291,8 @@ class MetricRegistry:
             return _sorted(kept), (), _sorted(kept)
         owner = self._owner_of(int(attributes[PID]), int(attributes.get(START) or 0))
         owner = {name: value for name, value in owner.items() if value}
-        base = {name: value for name, value in owner.items() if name != PROGRAM}
-        rest = {name: value for name, value in kept.items() if name not in base | {PROGRAM: ""}}
+        base = {name: value for name, value in owner.items() if name not in _OF_PROGRAM}
+        rest = {name: value for name, value in kept.items() if name not in (*base, *_OF_PROGRAM)}
         return _sorted(kept | owner), _sorted(base), _sorted(rest)
 
     def _record_owned(self, plan: _Plan, time_ns: int, value: float) -> None:
@@ -303,24 +320,26 @@ class MetricRegistry:
                         one.ended += last.value if metric.monotonic else 0.0
                 if not one.processes and now_ns - one.time_ns > kept_s * 1e9:
                     del known[attributes]
-                    self._give_back(name, one.tenant)
+                    self._give_back(name, attributes, one.tenant)
         for name, counts in self._counts.items():
             for attributes, count in list(counts.items()):
                 age_ns = now_ns - count.time_ns
                 if count.time_ns and age_ns > COUNTERS_FORGOTTEN_AFTER_S * 1e9:
                     del counts[attributes]
-                    self._give_back(name, count.tenant)
+                    self._give_back(name, attributes, count.tenant)
 
-    def _give_back(self, series: str, tenant: Attributes | None) -> None:
+    def _give_back(self, series: str, whole: Attributes, tenant: Attributes | None) -> None:
         """Return the room of a forgotten series to its tenant's share."""
         if tenant is None:
             # Counted from 0 again: `MAX_RESTS` bounds the sum in any case (`_assign`).
             self._rests.pop(series, None)
             return
-        shares = self._shares[series]
-        shares[tenant] -= 1
-        if not shares[tenant]:
-            del shares[tenant]
+        has_command = any(name == COMMAND for name, _ in whole)
+        for counts in (self._shares, self._commands)[: 1 + has_command]:
+            shares = counts[series]
+            shares[tenant] -= 1
+            if not shares[tenant]:
+                del shares[tenant]
 
 
 def _rest(kept: Attributes, owner: Attributes) -> Attributes:
