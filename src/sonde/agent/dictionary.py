@@ -85,6 +85,8 @@ class Dictionary:
         self._max_in_kernel = int(KEPT_IN_KERNEL * kernel.max_stacks)
         self._used_stacks: set[int] = set()
         self._used_threads: set[tuple[int, int, int]] = set()
+        self._counted_now: set[tuple[int, int, int]] = set()
+        """Threads of rows that are not kept, since `read_names`."""
         self._threads_now: set[tuple[int, int, int]] = set()
         """Threads of rows since `read_names`."""
         self._processes: set[ProcessKey] = set()
@@ -119,7 +121,8 @@ class Dictionary:
         """Read what interpreters run, and the names that Python gives its threads, while they run:
         once a tick."""
         threads, self._threads_now = self._threads_now, set()
-        self.commands.update(threads)
+        counted, self._counted_now = self._counted_now, set()
+        self.commands.update(threads | counted)
         self.thread_names.update(threads)
 
     def name(self, stacks: Mapping[int, ProcessKey]) -> None:
@@ -160,8 +163,9 @@ class Dictionary:
         )
 
     def ignore(self, batch: Batch) -> None:
-        """Resolve nothing of a batch whose rows are not kept; drop its stacks in the kernel before
-        they fill its map."""
+        """Resolve nothing of a batch whose rows are not kept, but what its processes run, which
+        metrics have; drop its stacks in the kernel before they fill its map."""
+        self._counted_now |= batch.threads
         self._forget_when_full(batch.stacks.keys() | batch.launch_stacks.keys())
 
     def begin(self) -> None:
