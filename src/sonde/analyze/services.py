@@ -114,7 +114,8 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
     large = sorted(large, key=lambda one: -one.ns)[:COMPARED]
     # A connection that the program reads itself may be one for requests of its other threads.
     return sorted(
-        large, key=lambda one: (_is_asked(one, large), one.file in CONNECTION_LOOPS, -one.ns)
+        large,
+        key=lambda one: (_is_asked(timeline, one, large), one.file in CONNECTION_LOOPS, -one.ns),
     )
 
 
@@ -165,13 +166,27 @@ def _events(service: Service) -> int:
     )
 
 
-def _is_asked(service: Service, every: Iterable[Service]) -> bool:
+def _is_asked(timeline: Timeline, service: Service, every: Iterable[Service]) -> bool:
     """Whether another service's requests wait for this one, more than the other way round."""
     return any(
         other is not service
-        and _asks(other, service) >= CALLED
-        and _asks(other, service) > _asks(service, other)
+        and (
+            CALLED <= _asks(other, service) > _asks(service, other)
+            or _connects(timeline, other, service) > _connects(timeline, service, other)
+        )
         for other in every
+    )
+
+
+def _connects(timeline: Timeline, asking: Service, asked: Service) -> int:
+    """How often threads of one service were found waiting for a process of another one, in a
+    connection that they made."""
+    pids = {timeline.tracks[track].pid for track in asked.totals}
+    return sum(
+        peer.looks
+        for track in asking.totals
+        for peer in timeline.peers.get(track, ())
+        if peer.pid in pids and peer.pid != timeline.tracks[track].pid
     )
 
 
