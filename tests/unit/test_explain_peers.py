@@ -94,8 +94,8 @@ def test_who_answers_and_what_that_process_does_is_named(writer, explained):
     assert io.culprit is not None
     assert (io.culprit.pid, io.culprit.doing) == (LEDGER, "sync to disk")
     assert first.advice[0].text.startswith(
-        f"look at ledger.py ({LEDGER}) at {AT}, which answers LedgerClient.book orders.py:19: its "
-        "sync to disk in Ledger.commit ledger.py:18"
+        f"look at ledger.py ({LEDGER}) at {AT}, which answers LedgerClient.book orders.py:19, "
+        "at Ledger.commit ledger.py:18 (sync to disk)"
     )
     assert AT in render(explanation)
     assert json.loads(json.dumps(document(explanation)))["verdicts"][0]["causes"][0]["culprit"][

@@ -179,9 +179,10 @@ OF_IO: Mapping[CauseDetail, str] = {
 """What to do about I/O, by kind, in a program that calls no device."""
 OFF_THE_LOOP = "; and do it off the event loop, in a thread (asyncio.to_thread): all that the loop "
 OFF_THE_LOOP += "serves waits meanwhile"
-ANSWERED_BY = "look at {thread}, which answers{code}: its {doing} in {at}; else ask it less often, "
+ANSWERED_BY = "look at {thread}, which answers{code}, at {at} ({doing}); else ask it less often, "
 ANSWERED_BY += "or keep what it answered"
 """Of the process at the other end of a connection that was recorded, too."""
+ANSWERED_WITHOUT_CPU = "give {thread}, which answers{code}, a CPU, for which it waits"
 ANSWERED_ELSEWHERE = "look at {thread}, which answers{code}: sonde explain --pid {pid}"
 """Of one that was not."""
 
@@ -195,6 +196,8 @@ def _on_io(cause: CauseShare) -> str:
         return ANSWERED_ELSEWHERE.format(thread=who.thread, code=code, pid=who.pid)
     if who is not None and who.code:
         return ANSWERED_BY.format(thread=who.thread, code=code, doing=who.doing, at=who.code)
+    if who is not None and who.pid and who.doing == WITHOUT_CPU:
+        return ANSWERED_WITHOUT_CPU.format(thread=who.thread, code=code)
     text = OF_IO.get(cause.detail) or OF_IO[CauseDetail.NONE]
     if who is not None and cause.detail == CauseDetail.SOCKETS:
         text = text.replace("what answers{code}", f"{{thread}}, for which{code} waits")

@@ -25,6 +25,9 @@ HOPS: Final = 3
 """Processes of which each waits for the next one's answer, that are followed."""
 DOES: Final = 3
 """Of what a process at the other end does, that is named."""
+OF_CALL: Final = 0.25
+"""Of the time in a function, for what it is named by beside the most: a call that waits for a disk
+takes a CPU, too."""
 _ON_CPU: Final = "on a CPU"
 _SOCKETS: Final = ("socket", "poll", "read", "write")
 _DETAIL_OF: Final = {
@@ -132,29 +135,30 @@ def _answers(timeline: Timeline, peer: Peer, seen: tuple[int, ...]) -> tuple[str
     if not mine:
         return f"{label}, which was not recorded", Culprit(label, "", "", pid=peer.pid)
     whole = sum(one.ns for one in mine)
-    doing: dict[tuple[str, str], list[Total]] = defaultdict(list)
+    # Who has the CPUs is another question; and what a call took on a CPU is of that call.
+    queued = sum(one.ns for one in mine if one.kind == TotalKind.RUNQUEUE)
+    functions: dict[str, list[Total]] = defaultdict(list)
     for one in mine:
-        doing[_what(one), function_of(one.location)].append(one)
-    sums = {key: sum(one.ns for one in group) for key, group in doing.items()}
-    ranked = sorted(sums, key=lambda key: -sums[key])
-    large = [key for key in ranked if sums[key] >= LEAST_SHARE * whole][:DOES]
-    parts = []
-    for key in large:
-        place = _place(doing[key])
-        parts.append(f"{100 * sums[key] / whole:.0f} % {key[0]}{f' in {place}' * bool(place)}")
+        if one.kind != TotalKind.RUNQUEUE:
+            functions[function_of(one.location)].append(one)
+    sums = {function: sum(one.ns for one in group) for function, group in functions.items()}
+    ranked = sorted(sums, key=lambda function: (not function, -sums[function]))
+    large = [one for one in ranked if sums[one] >= LEAST_SHARE * whole][:DOES]
+    parts = [f"{100 * sums[one] / whole:.0f} % {_in_function(functions[one])}" for one in large]
+    if queued >= LEAST_SHARE * whole:
+        parts.append(f"{100 * queued / whole:.0f} % {WITHOUT_CPU}")
     text = f"{label}: its time, but for waits for the next request, is {', '.join(parts)}"
-    # Who has the CPUs is another question; what the process itself does is named first.
-    own = [key for key in large if key[0] != WITHOUT_CPU] or large
-    if not own:
-        return label, Culprit(label, "", "", pid=peer.pid)
-    first = doing[own[0]]
+    if not large:
+        doing = WITHOUT_CPU if parts else ""
+        return text if parts else label, Culprit(label, "", doing, pid=peer.pid)
+    first = functions[large[0]]
     further = None
     if len(seen) < HOPS and any(_is_io(timeline, one) for one in first):
         further = far_end(timeline, first)
     if further and further[0].pid not in (*seen, peer.pid):
         more, culprit = _answers(timeline, further[0], (*seen, peer.pid))
         return f"{text}; that is for {more}", culprit
-    return text, Culprit(label, _place(first), own[0][0], pid=peer.pid)
+    return text, Culprit(label, _place(first), _mostly(first), pid=peer.pid)
 
 
 def _of_requests(timeline: Timeline, pid: int) -> list[Total]:
@@ -174,10 +178,29 @@ def _of_requests(timeline: Timeline, pid: int) -> list[Total]:
     return [one for one in mine if one.track in tracks] or mine
 
 
-def _what(one: Total) -> str:
-    if one.kind == TotalKind.SAMPLED:
-        return _ON_CPU
-    return WITHOUT_CPU if one.kind == TotalKind.RUNQUEUE else one.name
+def _kinds(totals: Iterable[Total]) -> dict[str, int]:
+    """What threads did, by time, the most first: 'on a CPU', or the reason of a wait."""
+    found: dict[str, int] = defaultdict(int)
+    for one in totals:
+        found[_ON_CPU if one.kind == TotalKind.SAMPLED else one.name] += one.ns
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _in_function(totals: Sequence[Total]) -> str:
+    """'sync to disk and on a CPU in Ledger.commit ledger.py:18'"""
+    kinds = _kinds(totals)
+    whole = sum(kinds.values())
+    text = " and ".join(kind for kind, ns in kinds.items() if ns >= OF_CALL * whole)
+    place = _place(totals)
+    return f"{text} in {place}" if place else text
+
+
+def _mostly(totals: Iterable[Total]) -> str:
+    """What is said of a function: a wait in it, where that is no small part of its time."""
+    kinds = _kinds(totals)
+    whole = sum(kinds.values())
+    waits = [kind for kind, ns in kinds.items() if kind != _ON_CPU and ns >= OF_CALL * whole]
+    return (waits or [*kinds])[0]
 
 
 def _place(totals: Iterable[Total]) -> str:
