@@ -18,14 +18,14 @@ from sonde.model.serving import EVENT_LOOPS
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
 from sonde.model.verdict import WITHOUT_CPU, Culprit
 
-MOSTLY: Final = 0.5
+MOSTLY = 0.5
 """Of the I/O that is waited for, for the kind of it, for a process that answers, and for an event
 loop that it holds up."""
-HOPS: Final = 3
+HOPS = 3
 """Processes of which each waits for the next one's answer, that are followed."""
-DOES: Final = 3
+DOES = 3
 """Of what a process at the other end does, that is named."""
-OF_CALL: Final = 0.25
+OF_CALL = 0.25
 """Of the time in a function, for what it is named by beside the most: a call that waits for a disk
 takes a CPU, too."""
 _ON_CPU: Final = "on a CPU"
@@ -196,7 +196,7 @@ def _in_function(totals: Sequence[Total]) -> str:
 
 
 def _mostly(totals: Iterable[Total]) -> str:
-    """What is said of a function: a wait in it, where that is no small part of its time."""
+    """By what a function is named: a wait in it, where that is no small part of its time."""
     kinds = _kinds(totals)
     whole = sum(kinds.values())
     waits = [kind for kind, ns in kinds.items() if kind != _ON_CPU and ns >= OF_CALL * whole]
