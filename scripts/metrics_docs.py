@@ -26,7 +26,8 @@ underscores.
 
 Rate: fast 10 Hz, normal 1 Hz, slow every 10 s, event as it happens. Series of single
 processes (`process.pid`) are summed by owner and program before they leave the machine: in place
-of the process they have `process.executable.name`, `process.command` (the script of an interpreter) and what is known of `k8s.namespace.name`,
+of the process they have `process.executable.name`, `process.command` (the script of an
+interpreter, for the first of an owner) and what is known of `k8s.namespace.name`,
 `k8s.pod.name`, `k8s.container.name`; `sonde.slurm.job`, `sonde.slurm.step`, `process.owner`;
 `container.id`; `sonde.unit`. Those with source `tasks` are rows of the table `usage` in a capture.
 """

@@ -98,9 +98,8 @@ def test_who_answers_and_what_that_process_does_is_named(writer, explained):
         "at Ledger.commit ledger.py:18 (sync to disk)"
     )
     assert AT in render(explanation)
-    assert json.loads(json.dumps(document(explanation)))["verdicts"][0]["causes"][0]["culprit"][
-        "pid"
-    ] == LEDGER
+    written = json.loads(json.dumps(document(explanation)))["verdicts"][0]
+    assert written["causes"][0]["culprit"]["pid"] == LEDGER
 
 
 def test_the_service_that_is_asked_comes_second_though_it_is_larger(writer, explained):
@@ -140,8 +139,8 @@ def test_of_a_process_that_was_not_recorded_the_name_and_the_command_are_given(w
     looked(writer, key, tids[1], AT, LEDGER, "ledger.py", looks=1)
     first = explained().verdicts[0]
     assert first.advice[0].text == (
-        f"look at ledger.py ({LEDGER}) at {AT}, which answers LedgerClient.book orders.py:19: sonde "
-        f"explain --pid {LEDGER}"
+        f"look at ledger.py ({LEDGER}) at {AT}, which answers LedgerClient.book orders.py:19: "
+        f"sonde explain --pid {LEDGER}"
     )
     assert first.causes[0].facts[0].endswith("which was not recorded")
 
@@ -178,7 +177,7 @@ def test_an_fsync_on_an_event_loop_has_advice_of_its_kind(writer, explained):
 @pytest.mark.parametrize(
     ("reason", "frame", "detail", "text"),
     [
-        ("read", "pipe_read", CauseDetail.PIPES, "look at the process at the other end of the pipe"),
+        ("read", "pipe_read", CauseDetail.PIPES, "look at the process at the other"),
         ("read", "sock_read_iter", CauseDetail.SOCKETS, "look at what answers"),
         ("read", "ext4_file_read_iter", CauseDetail.NONE, "read and write in Ledger.commit"),
         ("file", "vfs_open", CauseDetail.FILES, "open, list and close files less often"),

@@ -102,11 +102,14 @@ def test_unix_sockets(address, tmp_path):
 
 def test_a_thread_that_waits_for_the_next_request_has_no_peer():
     """It did not connect: who asks is no cause of its wait."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with waiting("AF_INET", server.getsockname()), server.accept()[0] as accepted:
-            inode = os.fstat(accepted.fileno()).st_ino
-            end = procfs.TcpTables(os.getpid()).of(inode)
-            listening = procfs.TcpTables(os.getpid()).of(os.fstat(server.fileno()).st_ino)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        waiting("AF_INET", server.getsockname()),
+        server.accept()[0] as accepted,
+    ):
+        inode = os.fstat(accepted.fileno()).st_ino
+        end = procfs.TcpTables(os.getpid()).of(inode)
+        listening = procfs.TcpTables(os.getpid()).of(os.fstat(server.fileno()).st_ino)
     assert end is not None
     assert not end.asked
     assert listening is None
@@ -115,7 +118,8 @@ def test_a_thread_that_waits_for_the_next_request_has_no_peer():
 def test_short_waits_and_other_calls_are_not_looked_at(monkeypatch):
     monkeypatch.setattr(PeerLooks, "_end", lambda *_: pytest.fail("looked"))
     looks = PeerLooks()
-    assert looks.rows(0, [blocked(1, ns=1_000), blocked(1, "accept4"), blocked(1, "nanosleep")]) == []
+    short = blocked(1, ns=1_000)
+    assert looks.rows(0, [short, blocked(1, "accept4"), blocked(1, "nanosleep")]) == []
 
 
 def test_looks_end_with_their_cpu_time_and_come_back(monkeypatch):
@@ -135,10 +139,13 @@ def test_looks_end_with_their_cpu_time_and_come_back(monkeypatch):
 def test_of_very_many_sockets_a_bounded_number_is_read_and_that_is_counted(monkeypatch):
     """On both sides: the tables of the namespace, and the descriptors of who may answer."""
     monkeypatch.setattr(peers, "MAX_DESCRIPTORS", 3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with waiting("AF_INET", server.getsockname(), more=200) as pid, server.accept()[0]:
-            looks = PeerLooks()
-            rows = found(looks, blocked(pid), tries=3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        waiting("AF_INET", server.getsockname(), more=200) as pid,
+        server.accept()[0],
+    ):
+        looks = PeerLooks()
+        rows = found(looks, blocked(pid), tries=3)
     assert all(row[4] != pid for row in rows)
     assert looks.cut > 0
     monkeypatch.setattr("sonde.procfs.connections.MAX_TABLE_BYTES", 200)
@@ -146,8 +153,16 @@ def test_of_very_many_sockets_a_bounded_number_is_read_and_that_is_counted(monke
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(peers, "MAX_KNOWN", 5)
-    known = {}
-    for number in range(50):
-        peers._keep(known, number, number)
-    assert list(known) == [45, 46, 47, 48, 49]
+    """Whoever connects to very many addresses, on a machine of very many processes."""
+    monkeypatch.setattr(procfs, "may_hold", lambda _: list(range(100_000)))
+    monkeypatch.setattr(PeerLooks, "_has", lambda *_: False)
+    looks = PeerLooks()
+    for number in range(3_000):
+        end = procfs.OtherEnd("tcp", f"127.0.0.1:{number}", 1 + number, 0, True)
+        if number < 40 or number > 2_990:
+            looks._holder(end, [], 0.0)
+        peers._keep(looks._ends, number, end)
+    assert len(looks._ends) == peers.MAX_KNOWN
+    assert len(looks._searches) == peers.MAX_SEARCHES
+    assert all(len(one.waiting) <= peers.MAX_SEARCHED for one in looks._searches.values())
+    assert looks.cut == 49

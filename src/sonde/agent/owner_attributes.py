@@ -19,9 +19,7 @@ MAX_CACHED = 1_024
 _RANK = re.compile(r" rank \d{1,7}$")
 
 
-def attributes(
-    program: str, owner: Owner, pid: int = 0, command: str = ""
-) -> Mapping[str, str]:
+def attributes(program: str, owner: Owner, pid: int = 0, command: str = "") -> Mapping[str, str]:
     """The program's name, what it runs if it is an interpreter (`command`, `Process.command`; ranks
     of a job are one), and its owner; no pid, which would make a series of every process. The same
     object for equal arguments, as long as it is cached.

@@ -87,7 +87,7 @@ def far_end(timeline: Timeline, totals: Iterable[Total]) -> tuple[Peer, float] |
         if one.name not in _SOCKETS:
             continue
         pid = timeline.tracks[one.track].pid
-        found = timeline.peers.get(one.track) or of_processes.get(pid, ())
+        found: Sequence[Peer] = timeline.peers.get(one.track) or of_processes.get(pid) or ()
         looks = sum(peer.looks for peer in found)
         for peer in found:
             key = peer.pid, "" if peer.pid else peer.address

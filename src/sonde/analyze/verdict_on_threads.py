@@ -23,7 +23,7 @@ from sonde.analyze.thread_time import (
     locations,
     thread_time,
 )
-from sonde.model.causes import Bound, Cause, CauseDetail
+from sonde.model.causes import Bound, Cause
 from sonde.model.timeline import CopyDirection, Timeline, Total, TotalKind, parts_of
 from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
 

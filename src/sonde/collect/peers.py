@@ -35,16 +35,24 @@ LOOK_PART: Final = 0.6
 """Of that, for looks."""
 MAX_DESCRIPTORS: Final = 4_096
 """Of a process, that are searched for the socket at the other end."""
-MAX_KNOWN: Final = 4_096
-"""Connections, and searches, that are remembered: the ones looked at last."""
+MAX_KNOWN: Final = 1_024
+"""Connections that are remembered: the ones looked at last."""
+MAX_SEARCHES: Final = 32
+"""Addresses whose processes are searched for, or remembered."""
+MAX_SEARCHED: Final = 4_096
+"""Processes that are asked in one search at most."""
+MAX_TABLES: Final = 4
+"""Network namespaces whose connections are read in one tick: 2 MiB each."""
 MAX_HOLDERS: Final = 8
 """Processes at one address that are remembered: workers of one service."""
 AGAIN_S: Final = 10.0
 """After this, processes are searched for those at an address again."""
 _REASONS: Final = ("socket", "poll", "read", "write")
 _OF_DESCRIPTOR: Final = frozenset(
-    ("read", "readv", "write", "writev", "recvfrom", "recvmsg", "recvmmsg", "connect")
-    + ("sendto", "sendmsg", "sendmmsg")
+    (
+        *("read", "readv", "write", "writev", "recvfrom", "recvmsg", "recvmmsg", "connect"),
+        *("sendto", "sendmsg", "sendmmsg"),
+    )
 )
 """System calls whose first argument is the descriptor that is waited for."""
 
@@ -77,7 +85,7 @@ class PeerLooks:
         self._searches: dict[str, _Search] = {}
         """By address."""
         self._holders: dict[int, tuple[int, str]] = {}
-        """By inode of the socket at the other end: the process that has it open, and what it runs."""
+        """By inode of the socket at the other end: the process that has it, and what it runs."""
         self.cut = 0
         """Looks at which there were more sockets or descriptors than are read."""
 
@@ -136,6 +144,9 @@ class PeerLooks:
     ) -> procfs.OtherEnd | None:
         namespace = procfs.read_link(f"/proc/{pid}/ns/net")
         if namespace not in tables:
+            if len(tables) >= MAX_TABLES:
+                self.cut += 1
+                return None
             tables[namespace] = procfs.TcpTables(pid)
             self.cut += tables[namespace].is_cut
         end = tables[namespace].of(inode)
@@ -155,13 +166,14 @@ class PeerLooks:
             _keep(self._holders, end.inode, known)
             return known
         search = self._searches.pop(end.address, None) or _Search()
-        _keep(self._searches, end.address, search)
+        _keep(self._searches, end.address, search, MAX_SEARCHES)
         for pid in search.holders:
             if self._has(pid, end.inode):
                 return self._found(search, pid, end.inode)
         if not search.waiting and time.monotonic() >= search.next_s:
-            others = procfs.may_hold(end.user)
-            search.waiting.extend(dict.fromkeys([*processes, *others]))
+            every = dict.fromkeys([*processes, *procfs.may_hold(end.user)])
+            self.cut += len(every) > MAX_SEARCHED
+            search.waiting.extend(islice(every, MAX_SEARCHED))
             search.next_s = time.monotonic() + AGAIN_S
         while search.waiting and time.monotonic() < until_s:
             pid = search.waiting.popleft()
@@ -213,7 +225,11 @@ def _descriptor(pid: int, tid: int) -> int:
     """The descriptor on which a thread waits now; -1 where it waits for anything else."""
     # NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
     words = (procfs.read_file(f"/proc/{pid}/task/{tid}/syscall", 256) or b"").split()
-    if len(words) < 2 or not words[0].isdigit() or reason_of(int(words[0]))[1] not in _OF_DESCRIPTOR:
+    if (
+        len(words) < 2
+        or not words[0].isdigit()
+        or reason_of(int(words[0]))[1] not in _OF_DESCRIPTOR
+    ):
         return -1
     number = int(words[1], 16)
     return number if number < 1 << 31 else -1
@@ -230,9 +246,9 @@ def _spent_s() -> float:
     return time.thread_time() + procfs.BROKER.cpu_s()
 
 
-def _keep(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """As the last one of a dictionary of at most MAX_KNOWN."""
+def _keep(known: dict[_Key, _Value], key: _Key, value: _Value, most: int = MAX_KNOWN) -> None:
+    """As the last one of a dictionary of at most `most`."""
     known.pop(key, None)
     known[key] = value
-    while len(known) > MAX_KNOWN:
+    while len(known) > most:
         del known[next(iter(known))]

@@ -32,7 +32,9 @@ class ServingRole(IntEnum):
 
 TASK_LOOP: Final = "concurrent/futures/thread.py"
 """The file of a loop whose tasks are requests only in a program that takes requests."""
-EVENT_LOOPS: Final = frozenset(("asyncio/base_events.py", "tornado/ioloop.py", "trio/_core/_run.py"))
+EVENT_LOOPS: Final = frozenset(
+    ("asyncio/base_events.py", "tornado/ioloop.py", "trio/_core/_run.py")
+)
 """Files of loops that serve many connections in one thread: what blocks it holds up all of them."""
 CONNECTION_LOOPS: Final = frozenset(("socketserver.py", TASK_LOOP))
 """Files of loops that hand a connection to the program, which reads the requests itself."""

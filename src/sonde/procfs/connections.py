@@ -174,7 +174,7 @@ def _path(raw: bytes) -> str:
 
 
 def may_hold(user: int) -> list[int]:
-    """Every process, those of a user first, of which a socket is; -1: of whom it is is not known."""
+    """Every process, those of a user first; -1: of no one in particular."""
     there = pids()
     if user < 0:
         return there

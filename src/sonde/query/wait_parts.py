@@ -105,18 +105,19 @@ def parts_of_waits(
         int64_column(rows, "weight_ns"),
     )
     sums: dict[PartsKey, dict[WaitPart, int]] = defaultdict(lambda: defaultdict(int))
-    for kind, name, track, number, location, waker_tid, serves, service, entry, reads, *of, ns in zip(
-        kinds, names, *(column.tolist() for column in columns), strict=True
+    lists = (column.tolist() for column in columns)
+    for kind, name, track, number, *code, is_pipe, is_socket, ns in zip(
+        kinds, names, *lists, strict=True
     ):
+        location, waker_tid, serves, service, entry, reads = code
         detail = WaitDetail(number)
         if kind != "blocked" and detail != WaitDetail.GRAPH_CAPTURE:
             detail = WaitDetail.NONE
         if detail in _OF_LOCKS and name != "futex":
             detail = WaitDetail.NONE
         if detail == WaitDetail.NONE and name in _OF_FILES and location >= 0:
-            is_pipe, is_socket = of
-            found_of = WaitDetail.SOCKET if is_socket else WaitDetail.NONE
-            detail = WaitDetail.PIPE if is_pipe else found_of
+            of_socket = WaitDetail.SOCKET if is_socket else WaitDetail.NONE
+            detail = WaitDetail.PIPE if is_pipe else of_socket
         waits = serves or (reads and name == "socket")
         part = WaitPart(
             detail, roles.location_of(location), waker_tid, waits, *roles.request_of(service, entry)

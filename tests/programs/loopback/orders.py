@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:  # noqa: N802 (a name of the standard library)
+    def do_GET(self) -> None:
         """Book one."""
         answer = LEDGER.book(b"order " + self.path.encode() + b"\n")
         self.send_response(200)
