@@ -3,12 +3,12 @@
 
 Its size is bounded whatever the node does. Series of single processes are summed by owner (pod,
 job, unit), program name and script, so ten thousand short-lived processes are one series. A metric
-has at most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container, a
-user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series `other`
-of its owner, or of its tenant where that has many owners. So a tenant with many program names and
-owners does not take the room of other tenants' series. The room for series of control groups and
-network namespaces is shared between parties (`sonde.sinks.plain_series`). A series without new
-values is forgotten after a while.
+has at most `MAX_OWNED` such series, of which one tenant (`sonde.sinks.tenants`: a pod, a container,
+a user, a unit of root) has at most `MAX_OF_TENANT`. What does not fit is added to the series
+`other` of its owner, or of its tenant where that has many owners. So a tenant with many program
+names and owners does not take the room of other tenants' series. The room for series of control
+groups and network namespaces is shared between parties (`sonde.sinks.plain_series`). A series
+without new values is forgotten after a while.
 """
 
 from __future__ import annotations
