@@ -153,7 +153,7 @@ def test_of_very_many_sockets_a_bounded_number_is_read_and_that_is_counted(monke
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    """Whoever connects to very many addresses, on a machine of very many processes."""
+    """Of a process that connects to very many addresses, on a machine of very many processes."""
     monkeypatch.setattr(procfs, "may_hold", lambda _: list(range(100_000)))
     monkeypatch.setattr(PeerLooks, "_has", lambda *_: False)
     looks = PeerLooks()
