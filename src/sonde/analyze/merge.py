@@ -7,7 +7,7 @@ threads were off-CPU. They are joined by wall-clock time, threads by their ids.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,37 @@ _GIL_SHARE = 0.2
 is no coincidence."""
 _MARGIN_NS = 20_000_000
 """Rows of other records are kept up to this long before and after the first one."""
+
+
+def grouped(records: Sequence[Timeline]) -> list[list[int]]:
+    """The numbers of the records, those that are joined together (`merged`), the one with device
+    activity first; groups are in the order of their first record.
+
+    Joined is what adds to a record with device activity, or what another tool recorded, of the same
+    time. Two captures that both sum up what threads did are not: sums of two times, or of two
+    choices of processes, or the same work twice, are no share of anything.
+    """
+    groups: list[list[int]] = []
+    for number in sorted(range(len(records)), key=lambda it: not len(records[it].device)):
+        fits = (one for one in groups if _belongs(records[one[0]], records[number]))
+        group = next(fits, None)
+        if group is None:
+            groups.append([number])
+        else:
+            group.append(number)
+    return sorted(groups, key=min)
+
+
+def _belongs(one: Timeline, two: Timeline) -> bool:
+    """Whether `two` is of the time of `one` and has something that `one` lacks."""
+    alike = bool(len(one.device)) == bool(len(two.device))
+    if alike and "sonde" in one.sources and "sonde" in two.sources:
+        return False
+    shift = two.wall_offset_ns - one.wall_offset_ns
+    if not one.wall_offset_ns or not two.wall_offset_ns:
+        return True  # the time of one of them is not known
+    begin, end = two.start_ns + shift, two.end_ns + shift
+    return begin < one.end_ns + _MARGIN_NS and end > one.start_ns - _MARGIN_NS
 
 
 def merged(first: Timeline, *others: Timeline) -> Timeline:

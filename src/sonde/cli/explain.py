@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
@@ -19,11 +20,13 @@ from sonde.cli.named_processes import (
     process_name,
 )
 from sonde.errors import CaptureError, MissingDependency, UsageError
+from sonde.export.layout import one_line
 from sonde.input_files import path_or_input
 
 if TYPE_CHECKING:
     from sonde.analyze.bound import StallCauses
     from sonde.model.timeline import Timeline
+    from sonde.recording.timelines import Record
 
 EXAMPLE = """\
 examples:
@@ -38,13 +41,19 @@ examples:
 """
 
 
+_EACH = (
+    "note: each has its verdict: only a trace and a capture of its time are joined; what changed "
+    "between two captures: sonde diff A B"
+)
+
+
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `explain` to the commands."""
     parser = subparsers.add_parser(
         "explain",
         help="what limits the work, why the GPU stalled, and one next step",
         description="Give a verdict on recorded work: what limits it, and the cause of each stall "
-        "of the device. Files of the same time are joined.",
+        "of the device. A trace and a capture of its time are joined; each other file has a verdict.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -87,25 +96,69 @@ def run(args: argparse.Namespace) -> int:
     """Explain files, or a running process. Raises SondeError."""
     if not args.files and not args.pids:
         raise UsageError("give files or --pid", "sonde explain --help shows both")
-    from sonde.recording.timelines import open_timeline
+    from sonde.recording.timelines import Record, open_records
 
     if not args.files:
-        timeline = _recorded(pids_of(args.pids), args.duration)
+        records = [Record(("",), _recorded(pids_of(args.pids), args.duration))]
     else:
         # A file for another program has all threads, and so has a choice of processes.
         has_all = args.perfetto is not None or args.chrome is not None or bool(args.pids)
-        found = open_timeline(args.files, chosen=not has_all)
-        timeline = _chosen(found, args.pids, str(args.files[0]))
+        records = _chosen_of(open_records(args.files, chosen=not has_all), args.pids)
+    if len(records) > 1 and (args.perfetto is not None or args.chrome is not None):
+        raise UsageError(
+            "these files are not of one record: each capture has a verdict by itself, and so has a "
+            "trace of another time",
+            "give one of them, or a trace and a capture of the same time",
+        )
     from sonde.analyze.bound import StallCauses, explain
     from sonde.export import verdict
 
-    causes = StallCauses(timeline)
-    explanation = explain(timeline, causes)
-    for path, module in ((args.perfetto, "perfetto"), (args.chrome, "chrome")):
-        if path is not None:
-            _export(timeline, causes, path, module)
-    print(verdict.to_json(explanation) if args.json else verdict.render(explanation, args.steps))
+    explained = []
+    for files, timeline in records:
+        causes = StallCauses(timeline)
+        explanation = explain(timeline, causes)
+        explained.append((headed(files, timeline), files, explanation))
+        for path, module in ((args.perfetto, "perfetto"), (args.chrome, "chrome")):
+            if path is not None:
+                _export(timeline, causes, path, module)
+    if args.json:
+        documents = [(files, explanation) for _, files, explanation in explained]
+        print(verdict.several_to_json(documents))
+    elif len(explained) > 1:
+        parts = [f"{head}\n{verdict.render(it, args.steps)}" for head, _, it in explained]
+        print("\n\n".join([*parts, _EACH]))
+    else:
+        print(verdict.render(explained[0][2], args.steps))
     return 0
+
+
+def headed(files: Sequence[str], timeline: Timeline) -> str:
+    """The line above the verdict on one of several records."""
+    from sonde.export.layout import duration
+
+    whole = {True: "whole machine", False: "chosen processes"}
+    parts = [" + ".join(map(one_line, files)), duration(timeline.end_ns - timeline.start_ns)]
+    if timeline.whole_machine is not None:
+        parts.append(whole[timeline.whole_machine])
+    return f"== {', '.join(parts)}"
+
+
+def _chosen_of(records: Sequence[Record], named: Sequence[int | str]) -> list[Record]:
+    """The records, each asked about the processes that are named (`_chosen`), without those that
+    have none of them. Raises UsageError where no record has."""
+    from sonde.recording.timelines import Record
+
+    found, refused = [], []
+    for files, timeline in records:
+        try:
+            found.append(Record(files, _chosen(timeline, named, files[0])))
+        except UsageError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    for other in refused:
+        print(f"sonde: left out: {one_line(other.cause)}", file=sys.stderr)
+    return found
 
 
 def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeline:
@@ -139,6 +192,7 @@ def _recorded(pids: Sequence[int], seconds: float) -> Timeline:
     from functools import partial
 
     from sonde.cli import main
+
     from sonde.recording.timelines import open_timeline
 
     with tempfile.TemporaryDirectory(prefix="sonde-explain-") as folder:

@@ -338,3 +338,26 @@ def _shown(verdict: Verdict) -> dict[str, Any]:
 def to_json(explanation: Explanation) -> str:
     """The document as text."""
     return strict_json.dumps(document(explanation), indent=1)
+
+
+def several_to_json(explained: Sequence[tuple[Sequence[str], Explanation]]) -> str:
+    """The document on several records, each (its files, the explanation): of more than one, each
+    verdict and request has its `files`, and each note names them."""
+    if len(explained) == 1:
+        return to_json(explained[0][1])
+    parts = [(list(files), document(one)) for files, one in explained]
+    notes = [f"{' + '.join(files)}: {note}" for files, one in parts for note in one["notes"]]
+    lists = {
+        name: [it | {"files": files} for files, one in parts for it in one[name]]
+        for name in ("verdicts", "requests")
+    }
+    return strict_json.dumps(
+        {
+            "format": FORMAT,
+            **lists,
+            "requests_in_all": sum(one["requests_in_all"] for _, one in parts),
+            "sources": [source for _, one in parts for source in one["sources"]],
+            "notes": notes,
+        },
+        indent=1,
+    )

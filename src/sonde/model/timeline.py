@@ -436,6 +436,8 @@ class Timeline:
     """How many multiprocessors each device has."""
     tick_ns: int = 0
     """The interval that one sample sums up."""
+    whole_machine: bool | None = None
+    """Whether every process was recorded; None: not known, as of other tools' records."""
     chosen: frozenset[int] = frozenset()
     """The processes that are asked about, by pid; none: all."""
     sources: Sequence[str] = ()

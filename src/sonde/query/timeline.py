@@ -140,6 +140,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         programs=_programs(tables["process"]),
         cpus=capture.info.cpus,
         scheduling=_scheduling(tables["event"]),
+        whole_machine=capture.info.host.get("whole_machine") is not False,
         others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
         totals=totals,

@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import codecs
+import importlib
 import tempfile
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from sonde.errors import MissingDependency, NotACapture
+from sonde.errors import MissingDependency, NotACapture, SondeError
 
 if TYPE_CHECKING:
     from sonde.model.timeline import Timeline
@@ -22,12 +23,43 @@ _PERF_DATA = (b"PERFILE2", b"2ELIFREP", b"PERFFILE")
 """Beginnings of perf.data: in either byte order, and from before Linux 2.6.36."""
 
 
+class Record(NamedTuple):
+    """What was recorded at one time."""
+
+    files: tuple[str, ...]
+    timeline: Timeline
+
+
 def open_timeline(paths: Sequence[Path], *, chosen: bool = False) -> Timeline:
     """The files as one timeline: the first one with device activity, and what the others add to it.
     `chosen`: of captures of very many threads those that a verdict can be about
     (`query.chosen_threads`). Raises CaptureError, MissingDependency."""
+    parts = _opened(paths, chosen)
+    from sonde.analyze.merge import merged, with_interpreter_lock
+
+    parts.sort(key=lambda part: not len(part.device))
+    return with_interpreter_lock(merged(*parts))
+
+
+def open_records(paths: Sequence[Path], *, chosen: bool = False) -> list[Record]:
+    """The files as one timeline for each record: a trace and what was captured meanwhile are one,
+    two captures are two (`analyze.merge.grouped`). `chosen`, raises: as of `open_timeline`."""
+    parts = _opened(paths, chosen)
+    from sonde.analyze.merge import grouped, merged, with_interpreter_lock
+
+    return [
+        Record(
+            tuple(named(paths[number]) for number in sorted(group)),
+            with_interpreter_lock(merged(*(parts[number] for number in group))),
+        )
+        for group in grouped(parts)
+    ]
+
+
+def _opened(paths: Sequence[Path], chosen: bool) -> list[Timeline]:
+    """A timeline for each file. `chosen`, raises: as of `open_timeline`."""
     try:
-        from sonde.analyze.merge import merged, with_interpreter_lock
+        importlib.import_module("sonde.analyze.merge")
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] == "sonde":
             raise
@@ -36,9 +68,23 @@ def open_timeline(paths: Sequence[Path], *, chosen: bool = False) -> Timeline:
             "install Sonde with its dependencies: pip install sonde",
         ) from error
     with ExitStack() as kept:
-        parts = [_open(_seekable(path, kept), chosen) for path in paths]
-    parts.sort(key=lambda part: not len(part.device))
-    return with_interpreter_lock(merged(*parts))
+        return [_open_named(path, kept, chosen) for path in paths]
+
+
+def named(path: Path) -> str:
+    """A file for people: its path, of /dev/stdin 'standard input'."""
+    return "standard input" if str(path) == "/dev/stdin" else str(path)
+
+
+def _open_named(path: Path, kept: ExitStack, chosen: bool) -> Timeline:
+    """`_open`, with errors that name what the user named, not the copy that is read."""
+    readable = _seekable(path, kept)
+    try:
+        return _open(readable, chosen)
+    except SondeError as error:
+        for text in {str(readable), str(path)}:
+            error.cause = error.cause.replace(text, named(path))
+        raise
 
 
 def timeline_of(capture: Capture) -> Timeline:
