@@ -23,7 +23,7 @@ export function kindOfCause(cause: string): string {
   if (cause === "run queue") return "runqueue";
   if (["compute", "memory", "kernels", "small kernels", "throttled", "device"].includes(cause)) return "kernel";
   if (["synchronization", "copy", "allocation", "build"].includes(cause)) return "device";
-  if (["lock", "pool", "gil", "io", "sleep", "page fault", "input", "stopped"].includes(cause)) return "blocked";
+  if (["lock", "pool", "gil", "io", "sleep", "page fault", "input", "full queue", "stopped"].includes(cause)) return "blocked";
   return "cpu";
 }
 

@@ -26,6 +26,8 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     ): "raise the CPU quota: it is spent before each period ends",
     (Cause.INPUT, CauseDetail.NONE): "prepare batches ahead and in parallel: more loader workers, "
     "prefetching, less work per sample",
+    (Cause.FULL_QUEUE, CauseDetail.NONE): "nothing here: it is ahead of what takes from the queue; "
+    "make that faster",
     (Cause.ALLOCATION, CauseDetail.NONE): "keep memory allocated: no empty_cache() in the loop, "
     "fixed shapes, expandable segments, or a larger pool",
     (Cause.BUILD, CauseDetail.NONE): "compile, load and capture before the loop, and keep what "
@@ -120,6 +122,8 @@ ABOUT_CULPRIT: Mapping[Cause, str] = {
     "give it a separate pool, or let the pool lend more",
     Cause.INPUT: "make {code} in {thread} faster, or run it ahead and in parallel: more loader "
     "workers, prefetching, less work per sample",
+    Cause.FULL_QUEUE: "nothing here: it is ahead of {thread}, which takes from the queue; make {code} "
+    "there faster",
 }
 """By cause, where the code of the thread is known that others wait for."""
 BETWEEN_REQUESTS = (

@@ -151,6 +151,11 @@ def descends(timeline: Timeline, pid: int, ancestor: int) -> bool:
     return False
 
 
+def full_queue(timeline: Timeline, track: int) -> Intervals:
+    """Blocked until another thread or process takes something from a full queue."""
+    return _blocked(timeline, track, QUEUE_REASONS, WaitDetail.ROOM)
+
+
 def host_collectives(timeline: Timeline, track: int) -> Intervals:
     """Blocked in a collective of the host (gloo, MPI) until other processes take part."""
     return _blocked(timeline, track, QUEUE_REASONS, WaitDetail.COMMUNICATION)
@@ -205,6 +210,7 @@ def sleep(timeline: Timeline, track: int) -> Intervals:
 CLAIMS: tuple[tuple[Cause, Claim], ...] = (
     (Cause.STOPPED, stopped),
     (Cause.RUN_QUEUE, run_queue),
+    (Cause.FULL_QUEUE, full_queue),
     (Cause.INPUT, input_pipeline),
     (Cause.COLLECTIVE, host_collectives),
     (Cause.ALLOCATION, allocation),

@@ -195,7 +195,8 @@ def _without_sleep(timeline: Timeline, waits: list[Total], running: int) -> list
 
 def _is_lock(wait: Total) -> bool:
     """Whether a wait is for a lock, and not in a queue."""
-    return wait.name == "futex" and wait.wait_detail not in (WaitDetail.QUEUE, WaitDetail.POOL)
+    handed = (WaitDetail.QUEUE, WaitDetail.ROOM, WaitDetail.POOL)
+    return wait.name == "futex" and wait.wait_detail not in handed
 
 
 def _where(waits: Iterable[Total]) -> str:

@@ -251,6 +251,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.HOST
     if _is_for_a_timer(total):
         return Cause.SLEEP
+    if total.wait_detail == WaitDetail.ROOM:
+        return Cause.FULL_QUEUE
     if total.wait_detail == WaitDetail.INPUT or _is_handed_over(timeline, total):
         return Cause.INPUT
     return _OF_REASON.get(total.name, Cause.UNKNOWN)

@@ -30,6 +30,8 @@ class Bound(StrEnum):
     """Collectives that no kernel overlaps."""
     INPUT = "input"
     """The input pipeline: loading and preparing batches."""
+    FULL_QUEUE = "full queue"
+    """A queue that others do not empty fast enough."""
     SYNCHRONIZATION = "synchronization"
     """The host waits for the device and launches the next work too late."""
     CPU_CONTENTION = "cpu contention"
@@ -86,6 +88,7 @@ _BOUND_TEXTS = {
     Bound.COPY: ("copy-bound", "copies that no kernel overlaps"),
     Bound.COMMUNICATION: ("communication-bound", "collectives that no kernel overlaps"),
     Bound.INPUT: ("input-bound", "input pipeline"),
+    Bound.FULL_QUEUE: ("output-bound", "what takes from a full queue is slower"),
     Bound.SYNCHRONIZATION: ("synchronization-bound", "the host waits for the device"),
     Bound.CPU_CONTENTION: ("CPU contention", "the launching thread waits for a CPU"),
     Bound.LOCK: ("lock contention", "the launching thread waits for a lock"),
@@ -118,6 +121,8 @@ class Cause(StrEnum):
     """The launching thread was runnable and waited for a CPU."""
     INPUT = "input"
     """The launching thread was in the data loader."""
+    FULL_QUEUE = "full queue"
+    """The launching thread waited for room in a queue."""
     ALLOCATION = "allocation"
     """The launching thread allocated or freed memory through the driver."""
     BUILD = "build"
@@ -174,6 +179,7 @@ _CAUSES = {
     Cause.STOPPED: ("process stopped", Bound.STOPPED),
     Cause.RUN_QUEUE: ("run queue: the launching thread waited for a CPU", Bound.CPU_CONTENTION),
     Cause.INPUT: ("input pipeline", Bound.INPUT),
+    Cause.FULL_QUEUE: ("full queue: it waits for room", Bound.FULL_QUEUE),
     Cause.ALLOCATION: ("device memory allocation", Bound.ALLOCATION),
     Cause.BUILD: ("loading, compiling or capturing of kernels and graphs", Bound.HOST),
     Cause.PAGE_FAULT: ("page faults", Bound.PAGE_FAULT),

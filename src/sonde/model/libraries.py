@@ -147,6 +147,8 @@ _INSTALLED = frozenset(
 """Installed packages that programs often call, for frames whose folder is not known."""
 _CONDITIONS = frozenset(("wait", "wait_for", "join"))
 """Functions of `threading.py` that wait for a condition or a thread's end, not for a lock."""
+_BOUNDED_QUEUES = frozenset(("queue.py", "multiprocessing/queues.py"))
+"""Files of queues that may be full. (That of asyncio blocks no thread.)"""
 _RECEIVES = frozenset(
     (
         *("get", "get_nowait", "wait", "_wait", "join", "result", "exception", "as_completed"),
@@ -217,6 +219,12 @@ def _kind_of_queue(file: str, function: str) -> CodeKind | None:
     if _QUEUE_FILE.match(file):
         return CodeKind.QUEUE if function in _RECEIVES else CodeKind.NEUTRAL
     return None
+
+
+def is_put(file: str, function: str) -> bool:
+    """Whether a frame of Python puts something into a queue of the standard library, which waits
+    where that is full. `file`: below the library's folder; `function`: its qualified name."""
+    return file in _BOUNDED_QUEUES and function.rpartition(".")[2] == "put"
 
 
 def is_python_queue(binary: str, function: str, origin: str = "") -> bool:

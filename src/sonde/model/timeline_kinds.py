@@ -110,6 +110,8 @@ class WaitDetail(IntEnum):
     """For a pipe, of waits in read and write."""
     SOCKET = 13
     """For a socket, of the same."""
+    ROOM = 14
+    """Until another thread or process takes something from a full queue."""
 
 
 class TrackKind(StrEnum):

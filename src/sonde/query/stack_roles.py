@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.model.call_kinds import kind_by_name
-from sonde.model.libraries import CodeKind, is_python_queue, kind_of_file, kind_of_native
+from sonde.model.libraries import CodeKind, is_put, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.serving import (
     ACCEPTS,
     CONNECTION_LOOPS,
@@ -92,6 +92,8 @@ class StackRoles:
     """Index into `locations` of the program's own function around that one, -1 none."""
     in_queue: Mask
     """The stack waits in a queue, a future or a condition."""
+    for_room: Mask
+    """The stack waits until something is taken from a full queue."""
     in_interpreter: Mask
     """The interpreter itself waits for a condition variable: on Linux, CPython does so for the GIL
     alone."""
@@ -152,6 +154,8 @@ class _FrameColumns(NamedTuple):
     """Machine code of CPython's `queue.SimpleQueue`: it waits with the calls that the GIL waits
     with."""
     is_python: Mask
+    puts: Mask
+    """It puts something into a queue that may be full."""
     serving: U8
     """`ServingRole`."""
     service: I32
@@ -275,6 +279,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     in_interpreter = all_stacks.have(native_wait) & ~all_stacks.have(other_code) & has_own
     in_queue = all_stacks.have((kind == CodeKind.QUEUE) & inside_or_own)
     in_queue &= ~in_framework & ~in_device  # a framework waits for its own threads
+    for_room = _for_room(all_stacks, table, flat, in_queue)
     shown = all_stacks.innermost(kind != CodeKind.NEUTRAL)
     innermost_kind = np.append(kind, np.uint8(CodeKind.NEUTRAL))[shown]
     service, answers, reads = _requests(all_stacks, table, flat)
@@ -284,6 +289,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
         locations=table.locations,
         caller=_callers(all_stacks, table, flat, own),
         in_queue=in_queue & ~in_interpreter,
+        for_room=for_room & ~in_interpreter,
         in_interpreter=in_interpreter,
         communicates=communicates,
         own_python_innermost=has_own & ~all_stacks.have(inside & (kind != CodeKind.NEUTRAL)),
@@ -311,6 +317,16 @@ def _pools(stacks: _Stacks, table: _FrameColumns, flat: I32, innermost: I64) -> 
     found = np.where((pool == 0) & yields, library, pool).astype(np.uint8)
     mkl, openmp = (1 + POOLS.index(one) for one in (SpinningPool.MKL, SpinningPool.OPENMP))
     found[(found == openmp) & stacks.have(table.library_pool[flat] == mkl)] = mkl
+    return found
+
+
+def _for_room(stacks: _Stacks, table: _FrameColumns, flat: I32, in_queue: Mask) -> Mask:
+    """Whether each stack waits for room: in a condition, below a function that puts something into
+    a queue; or in that function itself, by a semaphore (`multiprocessing`)."""
+    puts = table.puts[flat]
+    innermost = stacks.innermost(table.is_python[flat])
+    itself = np.append(puts, False)[innermost]
+    found: Mask = itself | (in_queue & stacks.have(puts))
     return found
 
 
@@ -395,6 +411,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
     in_python_queue = np.zeros(count + 1, np.bool_)
     serving = np.zeros(count + 1, np.uint8)
     is_python = np.zeros(count + 1, np.bool_)
+    puts = np.zeros(count + 1, np.bool_)
     service_of = np.full(count + 1, -1, np.int32)
     services = {ACCEPTS: 0}
     pool = np.zeros(count + 1, np.uint8)
@@ -418,6 +435,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         location = ""
         if kind == "python":
             is_python[row] = True
+            puts[row] = is_put(file, function)
             function_of[row] = functions.setdefault((function, file), len(functions))
             is_function[row] = function != "<module>"
             location = f"{function} {file}:{lines[row]}" if file else ""
@@ -444,6 +462,7 @@ def _frame_columns(frame: pa.Table) -> _FrameColumns:
         pool=pool,
         library_pool=library_pool,
         is_yield=is_yield,
+        puts=puts,
     )
 
 

@@ -357,11 +357,11 @@ def _states(naming: Interner, tracks: ThreadTracks, frames: Frames, rows: pa.Tab
     roles, row = frames.roles, frames.row_of(stacks)
     gil = frames.holding(stacks, GIL_FRAMES) | roles.in_interpreter[row]
     loads = roles.activity[row] == NUMBER_OF[Activity.INPUT]
-    details = (WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION, WaitDetail.QUEUE)
-    conditions = [loads, gil, roles.communicates[row], roles.in_queue[row]]
+    details = (WaitDetail.ROOM, WaitDetail.INPUT, WaitDetail.GIL, WaitDetail.COMMUNICATION)
+    conditions = [roles.for_room[row], loads, gil, roles.communicates[row], roles.in_queue[row]]
     start_ns, end_ns = int64_column(rows, "start_time_ns"), int64_column(rows, "end_time_ns")
     name, track = names_of(naming, rows, "name"), tracks.of_rows(rows)
-    detail = np.select(conditions, details, 0).astype(np.uint8)
+    detail = np.select(conditions, (*details, WaitDetail.QUEUE), 0).astype(np.uint8)
     # A wait for a CPU has no stack and no detail.
     alike = (track.astype(np.int64) << 34) | (name.astype(np.int64) << 2) | kind.astype(np.int64)
     has_stack = int64_column(rows, "stack_id") != 0

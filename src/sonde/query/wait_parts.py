@@ -163,6 +163,7 @@ def _details(frames: Frames, rows: pa.Table, in_capture: Mask) -> I64:
     of_mutex = roles.own_native_innermost[row] & frames.holding(stacks, MUTEX_FRAMES)
     by_priority = [  # the first that applies
         (in_capture[row], WaitDetail.GRAPH_CAPTURE),
+        (roles.for_room[row], WaitDetail.ROOM),
         (activity == NUMBER_OF[Activity.INPUT], WaitDetail.INPUT),
         (np.isin(activity, [NUMBER_OF[one] for one in _IN_CALLS]), WaitDetail.IN_CALL),
         (for_gil, WaitDetail.GIL),
