@@ -109,3 +109,33 @@ def test_where_calls_are_only_counted_their_rate_decides(tmp_path, capsys):
     assert cli.main(["diff", a, same, "--fail-above", "3%"]) == 0
     assert cli.main(["diff", a, slow, "--fail-above", "3%"]) == 1
     assert "of a call: step from one clFinish to the next" in capsys.readouterr().out
+
+
+def captured(path: Path, seconds: float = 5, name: str = "shop", whole: bool = False) -> str:
+    writer = Writer(seconds=seconds, chunk_seconds=seconds, host={"whole_machine": whole})
+    key = writer.process(42, name)
+    writer.on_cpu(key, 42, writer.stack("main"), round(90 * seconds))
+    return str(writer.write(path))
+
+
+def test_records_of_other_scope_are_compared_with_a_warning(tmp_path, capsys):
+    some, every = captured(tmp_path / "a.sonde"), captured(tmp_path / "b.sonde", whole=True)
+
+    assert cli.main(["diff", some, every]) == 0
+    assert (
+        "note: A is a record of chosen processes, B of the whole machine" in capsys.readouterr().out
+    )
+    assert cli.main(["diff", some, every, "--fail-above", "3%"]) == 2
+    assert "A is a record of chosen processes" in capsys.readouterr().err
+    assert cli.main(["diff", some, some, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["notes"] == []
+
+
+def test_records_without_a_common_process_or_of_other_length_are_noted(tmp_path, capsys):
+    one = captured(tmp_path / "a.sonde")
+    other = captured(tmp_path / "b.sonde", seconds=12, name="batch")
+
+    assert cli.main(["diff", one, other]) == 0
+    output = capsys.readouterr().out
+    assert "note: no process of A (shop) is in B (batch)" in output
+    assert "note: one record is 2.4 times as long as the other" in output

@@ -24,13 +24,16 @@ from sonde.analyze.causes import CAUSES
 from sonde.analyze.intervals import Coverage, Intervals
 from sonde.analyze.sampling import half_width
 from sonde.analyze.stalls import devices_of, stalls_of
-from sonde.model.timeline import F64, I64, CallKind, DeviceKind, Timeline, TotalKind
+from sonde.model.timeline import F64, I64, CallKind, DeviceKind, Timeline, TotalKind, TrackKind
 from sonde.model.verdict import Verdict
 
 LEAST_SHARE = 0.01
 """Smaller shares of the whole, in both records, are not compared."""
 FEW_CALLS = 20
 """Fewer calls give no rate."""
+_SHOWS = ": a difference shows what was recorded, not what changed"
+LENGTHS = 2.0
+"""Records of which one is longer by this factor may show different phases of the work."""
 _Z = 1.96
 """Of a 95 % interval of the normal distribution."""
 BLOCKS = 20
@@ -122,6 +125,53 @@ class _Rate:
     count: int
     start_ns: int
     end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unlike:
+    """Why two records are not of the same work, in words; '' where they may be."""
+
+    scope: str = ""
+    """One is of the whole machine, the other of some processes."""
+    names: str = ""
+    """Processes with other names were recorded: the program may have been renamed."""
+    length: str = ""
+    """They are of very different length, which shares of a second do not show."""
+
+    @property
+    def notes(self) -> list[str]:
+        """Those that there are."""
+        return [one for one in (self.scope, self.names, self.length) if one]
+
+
+def unlike(before: Timeline, after: Timeline) -> Unlike:
+    """What speaks against comparing two records."""
+    both = (before.whole_machine, after.whole_machine)
+    scope = other = ""
+    if None not in both and both[0] != both[1]:
+        which = ["the whole machine" if whole else "chosen processes" for whole in both]
+        scope = f"A is a record of {which[0]}, B of {which[1]}{_SHOWS}"
+    elif both == (False, False):
+        names = [_processes(one) for one in (before, after)]
+        if all(names) and names[0].isdisjoint(names[1]):
+            other = f"no process of A ({_few(names[0])}) is in B ({_few(names[1])}){_SHOWS}"
+    lengths = sorted(max(1, one.end_ns - one.start_ns) for one in (before, after))
+    ratio = lengths[1] / lengths[0]
+    length = (
+        f"one record is {ratio:.1f} times as long as the other: compared are averages over each"
+    )
+    return Unlike(scope, other, length if ratio >= LENGTHS else "")
+
+
+def _processes(timeline: Timeline) -> set[str]:
+    """What the processes of a record are called."""
+    mine = {one.process or one.name for one in timeline.tracks if one.kind == TrackKind.THREAD}
+    return mine - {""}
+
+
+def _few(names: set[str]) -> str:
+    shown = sorted(names)[:3]
+    return ", ".join(shown) + f" and {len(names) - 3} more" * (len(names) > 3)
 
 
 def compare(before: Timeline, after: Timeline) -> Difference:

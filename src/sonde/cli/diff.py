@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import CaptureError, UsageError
+from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
     from sonde.analyze.difference import Difference
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from sonde.recording.timelines import open_timeline
 
     before, after = (open_timeline([path]) for path in (args.before, args.after))
-    from sonde.analyze.difference import Unit, compare, regressions
+    from sonde.analyze.difference import Unit, Unlike, compare, regressions, unlike
     from sonde.export import difference as text
 
     found = compare(before, after)
@@ -81,6 +83,13 @@ def run(args: argparse.Namespace) -> int:
             "Record each with `sonde record -- CMD`, and let the program end by itself.",
         )
     above = args.fail_above
+    differs = unlike(before, after)
+    if found.per == Unit.RUN:
+        differs = Unlike()
+    elif found.per != Unit.SECOND:
+        differs = replace(differs, length="")
+    if above is not None and differs.scope:
+        raise UsageError(differs.scope, "Record the same processes both times.")
     if above is not None and found.per == Unit.SECOND:
         raise UsageError(
             "nothing in these two recordings shows how much work was done, so neither can be called"
@@ -88,10 +97,13 @@ def run(args: argparse.Namespace) -> int:
             "Record a whole run of the same work each time: sonde record -- CMD.",
         )
     failed = regressions(found, above) if above is not None else []
+    notes = differs.notes
     if args.json:
-        print(text.to_json(found.per, found.changes, failed, above))
+        print(text.to_json(found.per, found.changes, failed, above, notes))
     else:
         print(text.render(found.per, found.changes))
+        for note in notes:
+            print(f"note: {one_line(note)}")
         for line in text.worse(found.per, failed):
             print(line)
         if above is not None and not failed:

@@ -73,16 +73,22 @@ def worse(per: str, failed: Sequence[Changed]) -> list[str]:
 
 
 def to_json(
-    per: str, changes: Sequence[Changed], failed: Sequence[Changed], above: float | None
+    per: str,
+    changes: Sequence[Changed],
+    failed: Sequence[Changed],
+    above: float | None,
+    notes: Sequence[str] = (),
 ) -> str:
     """The document for scripts: ns, and shares of 1; an infinite change is null. `above`: the
-    threshold of --fail-above, a share of 1."""
+    threshold of --fail-above, a share of 1. `notes`: what speaks
+    against comparing the two."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "per": per,
         "changes": [_row(one) for one in changes],
         "fail_above": above,
         "failed": [_row(one) for one in failed],
+        "notes": list(notes),
     }
     return strict_json.dumps(document, indent=1)
 
