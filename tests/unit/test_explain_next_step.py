@@ -266,6 +266,21 @@ def test_a_verdict_on_processes_of_a_file(two, capsys, named, threads):
     assert {one["device_name"] for one in document["verdicts"]} == threads
 
 
+def test_a_thread_of_a_file_stands_for_its_process(tmp_path, capsys):
+    writer = Writer(seconds=5)
+    threads = [{"tid": 42, "comm": "python3"}, {"tid": 43, "comm": "python3"}]
+    key = writer.process(42, "python3", threads=threads, command="tune.py")
+    for tid in (42, 43):
+        writer.on_cpu(key, tid, writer.stack(COMPACT, EVAL), 400)
+    path = str(writer.write(tmp_path / "threads.sonde"))
+
+    assert main(["explain", path, "--pid", "43"]) == 0
+    shown = capsys.readouterr()
+    assert "43 is a thread of process 42 (tune.py): the whole process is meant" in shown.err
+    assert shown.out.startswith("thread tune.py (42) — ")
+    assert "\nthread 43 of tune.py (42) — " in shown.out
+
+
 def test_a_process_that_is_not_in_the_file_is_refused(two, capsys):
     assert main(["explain", str(two), "--pid", "nginx"]) == 2
     assert "saw no process called nginx" in capsys.readouterr().err

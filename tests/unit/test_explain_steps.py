@@ -245,8 +245,8 @@ def test_the_critical_path_follows_wakers_from_thread_to_thread():
         scene.blocked(t + 2000, t + 7000, "read", tid=7)
     parts = {part.name: part.share for part in explain(scene.timeline()).verdicts[0].critical_path}
 
-    assert parts["python (7) blocked: read"] == pytest.approx(0.49, abs=0.01)
-    assert parts["code of python (7)"] == pytest.approx(0.29, abs=0.01)
+    assert parts["thread 7 of python (100) blocked: read"] == pytest.approx(0.49, abs=0.01)
+    assert parts["code of thread 7 of python (100)"] == pytest.approx(0.29, abs=0.01)
     assert sum(parts.values()) == pytest.approx(1, abs=0.01)
     assert not any("futex" in name for name in parts)
 

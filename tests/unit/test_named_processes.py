@@ -13,7 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from sonde.cli.named_processes import Recorded, pid_of, pids_in_record, pids_of, process_name
+from sonde.cli import explain
+from sonde.cli.main import main
+from sonde.cli.named_processes import (
+    Recorded,
+    pid_of,
+    pids_in_record,
+    pids_of,
+    process_name,
+    processes_of,
+)
 from sonde.errors import UsageError
 
 Start = Callable[..., int]
@@ -135,3 +144,58 @@ def test_a_name_that_no_running_process_has_brings_a_similar_one(start: Start) -
 
     with pytest.raises(UsageError, match=r"did you mean named_almost_so\.py\?"):
         pid_of("named_almots_so.py")
+
+
+@pytest.mark.parametrize(
+    ("command", "proposed"),
+    [
+        ("explain", "sonde explain --pid asked_as_file.py"),
+        ("report", "sonde record -p asked_as_file.py"),
+        ("record", "sonde record -p asked_as_file.py"),
+        ("top", "do you mean -p asked_as_file.py?"),
+    ],
+)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_script_in_place_of_a_file_is_answered_with_the_process(
+    start: Start, tmp_path, monkeypatch, capsys, command, proposed, is_there
+) -> None:
+    start("asked_as_file.py")
+    if not is_there or command == "report":
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+    else:
+        monkeypatch.chdir(tmp_path)
+    try:
+        assert main([command, "asked_as_file.py"]) != 0
+    except SystemExit as ended:
+        assert ended.code == 2
+    assert proposed in capsys.readouterr().err
+
+
+def test_a_file_of_no_process_is_just_missing(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["explain", "nobody_runs_this.py"]) == 1
+    assert "--pid" not in capsys.readouterr().err
+
+
+def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, capsys) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    pid = start("with_a_thread.py", code)
+    (tid,) = (int(one.name) for one in Path(f"/proc/{pid}/task").iterdir() if one.name != str(pid))
+
+    pids, (note,) = processes_of([tid, pid])
+    assert pids == [pid]
+    assert note.startswith(f"{tid} is a thread of process {pid} (")
+    assert "with_a_thread.py" in note
+
+    class Recording(Exception):
+        """In place of a recording, which needs root."""
+
+    def recorded(pids, seconds):
+        assert pids == [pid]
+        raise Recording
+
+    monkeypatch.setattr(explain, "_recorded", recorded)
+    with pytest.raises(Recording):
+        explain.run(argparse.Namespace(files=[], pids=[tid], duration=1.0))
+    assert f"{tid} is a thread of process {pid}" in capsys.readouterr().err

@@ -16,8 +16,10 @@ from sonde.cli.named_processes import (
     MAX_PARENTS,
     Recorded,
     pids_in_record,
-    pids_of,
     process_name,
+    processes_of,
+    thread_note,
+    with_running,
 )
 from sonde.errors import CaptureError, MissingDependency, UsageError
 from sonde.export.layout import one_line
@@ -99,11 +101,17 @@ def run(args: argparse.Namespace) -> int:
     from sonde.recording.timelines import Record, open_records
 
     if not args.files:
-        records = [Record(("",), _recorded(pids_of(args.pids), args.duration))]
+        pids, threads = processes_of(args.pids)
+        _note(threads)
+        records = [Record(("",), _recorded(pids, args.duration))]
     else:
         # A file for another program has all threads, and so has a choice of processes.
         has_all = args.perfetto is not None or args.chrome is not None or bool(args.pids)
-        records = _chosen_of(open_records(args.files, chosen=not has_all), args.pids)
+        try:
+            found = open_records(args.files, chosen=not has_all)
+        except CaptureError as error:
+            raise _with_running(error, args.files) from None
+        records = _chosen_of(found, args.pids)
     if len(records) > 1 and (args.perfetto is not None or args.chrome is not None):
         raise UsageError(
             "these files are not of one record: each capture has a verdict by itself, and so has a "
@@ -156,9 +164,22 @@ def _chosen_of(records: Sequence[Record], named: Sequence[int | str]) -> list[Re
             refused.append(error)
     if not found:
         raise refused[0]
-    for other in refused:
-        print(f"sonde: left out: {one_line(other.cause)}", file=sys.stderr)
+    _note([f"left out: {other.cause}" for other in refused])
     return found
+
+
+def _note(lines: Sequence[str]) -> None:
+    for line in lines:
+        print(f"sonde: {one_line(line)}", file=sys.stderr)
+
+
+def _with_running(error: CaptureError, files: Sequence[Path]) -> CaptureError:
+    """The error, with the command that asks the process that runs one of these files, if it is
+    about that one."""
+    for path in files:
+        if error.cause.startswith(f"{path} "):
+            return with_running(error, path.name, "sonde explain --pid")
+    return error
 
 
 def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeline:
@@ -174,7 +195,10 @@ def _chosen(timeline: Timeline, named: Sequence[int | str], path: str) -> Timeli
         for pid, name in names.items()
     }
     threads = {one.number: one.pid for one in tracks}
-    pids = set(pids_in_record(named, known, path, threads))
+    pids = set(pids_in_record(named, known, path, threads, of_threads=True))
+    for tid in named:
+        if isinstance(tid, int) and tid not in known:
+            _note([thread_note(tid, threads[tid], known[threads[tid]].shown)])
     for pid in known:
         parents = list(islice(timeline.ancestors(pid), MAX_PARENTS))
         if not pids.isdisjoint(parents):

@@ -191,7 +191,14 @@ def _dispatch(argv: Sequence[str] | None) -> int:
 
             if near := difflib.get_close_matches(given[0], COMMANDS, 1):
                 parser.error(f"invalid choice: {given[0]!r}: do you mean {near[0]}?")
-    args = parser.parse_args(given)
+    args, rest = parser.parse_known_args(given)
+    if rest:
+        hint = ""
+        if given[0] == "top" and not rest[0].startswith("-"):
+            from sonde.cli.named_processes import is_running
+
+            hint = f": do you mean -p {rest[0]}?" * is_running(rest[0])
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     args.names_command = "--" in given
     if args.command is None:
         parser.print_help()

@@ -11,12 +11,16 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, NamedTuple
+from pathlib import Path
+from typing import Final, NamedTuple, TypeVar
 
-from sonde.errors import UsageError
+from sonde.errors import SondeError, UsageError
 from sonde.export.layout import one_line
+
+ErrorT = TypeVar("ErrorT", bound=SondeError)
 
 LISTED: Final = 8
 """Of processes with the same name, at most this many are listed."""
@@ -51,6 +55,59 @@ def pids_of(named: Sequence[int | str]) -> list[int]:
     names = [one for one in named if isinstance(one, str)]
     found = _running(names) if names else {}
     return list(dict.fromkeys(one if isinstance(one, int) else found[one] for one in named))
+
+
+def processes_of(named: Sequence[int | str]) -> tuple[list[int], list[str]]:
+    """The pids of what was named, for a thread that of its process; a note for each thread. Raises
+    UsageError as `pids_of`."""
+    from sonde import procfs
+
+    found, notes = [], []
+    for pid in pids_of(named):
+        process = _process_of(pid)
+        found.append(process)
+        if process != pid:
+            runs = procfs.command_of(process, procfs.read_comm(process, process) or "")
+            notes.append(thread_note(pid, process, runs))
+    return list(dict.fromkeys(found)), notes
+
+
+def thread_note(tid: int, pid: int, runs: str) -> str:
+    """That the process is taken for its thread; `runs`: what the process runs, '' not known."""
+    shown = f" ({one_line(runs)[:MOST_SHOWN]})" * bool(runs)
+    return f"{tid} is a thread of process {pid}{shown}: the whole process is meant"
+
+
+def _process_of(tid: int) -> int:
+    """The process of a thread; `tid` where there is none."""
+    from sonde import procfs
+
+    try:
+        status = procfs.read_lines(Path(f"/proc/{tid}/status"))
+    except OSError:
+        return tid
+    line = next((one for one in status if one.startswith("Tgid:")), "")
+    number = line.removeprefix("Tgid:").strip()
+    return int(number) if number.isdecimal() else tid
+
+
+def is_running(name: str) -> bool:
+    """Whether a process is called so, or several are."""
+    try:
+        _running([name])
+    except UsageError as error:
+        return "processes are called" in error.cause
+    return True
+
+
+def with_running(error: ErrorT, path: str, command: str) -> ErrorT:
+    """The error about a file or program that is not there, with the command that takes the process
+    which runs one of that name, where there is one."""
+    name = path.rpartition("/")[2]
+    if name and is_running(name):
+        error.cause += f", and a process runs {name}"
+        error.remedy = f"Name that process: {command} {shlex.quote(name)}"
+    return error
 
 
 def pid_of(named: int | str) -> int:
@@ -152,21 +209,28 @@ def pids_in_record(
     processes: Mapping[int, Recorded],
     path: str,
     threads: Mapping[int, int],
+    of_threads: bool = False,
 ) -> tuple[int, ...]:
     """The pids of what was named, of the processes of a record, by pid. Of a program all worker
-    processes with its name. `threads`: pids by thread. Raises UsageError for what is not among
+    processes with its name. `threads`: pids by thread; `of_threads`: one of those stands for its
+    process. Raises UsageError for what is not among
     them, and for a name of several programs."""
     parents = {pid: one.parent for pid, one in processes.items()}
     found: list[int] = []
     for one in named:
         if isinstance(one, int):
             pids = [one] if one in processes else []
+            pid = threads.get(one, 0)
+            if not pids and pid in processes:
+                if not of_threads:
+                    raise UsageError(
+                        f"{one} is a thread of process {pid}", f"Name the process: {pid}"
+                    )
+                pids = [pid]
         else:
             called = [(pid, (its.shown, *its.others)) for pid, its in processes.items()]
             pids = [pid for pid, its in called if its[0] == one]
             pids = pids or [pid for pid, its in called if _is_called(one, *its)]
-        if not pids and isinstance(one, int) and (pid := threads.get(one)) in processes:
-            raise UsageError(f"{one} is a thread of process {pid}", f"Name the process: {pid}")
         if not pids:
             what = f"process {one}" if isinstance(one, int) else f"process called {one_line(one)}"
             if isinstance(one, str):

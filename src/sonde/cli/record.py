@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sonde.cli.named_processes import process_name
 from sonde.errors import (
+    CommandNotFound,
     MissingDependency,
     PermissionDenied,
     SinkError,
@@ -129,8 +130,14 @@ def run(args: argparse.Namespace) -> int:
     from sonde.cli.abort_signals import AbortOnSecondSignal
     from sonde.cli.pause_signals import PauseSignals
 
-    with PauseSignals() as pause, AbortOnSecondSignal() as abort:
-        return _run(args, pause, abort)
+    try:
+        with PauseSignals() as pause, AbortOnSecondSignal() as abort:
+            return _run(args, pause, abort)
+    except CommandNotFound as error:
+        from sonde.cli.named_processes import with_running
+
+        program = next((one for one in args.command if one != "--"), "")
+        raise with_running(error, program, "sonde record -p") from None
 
 
 def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSignal) -> int:

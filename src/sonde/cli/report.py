@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonde.cli.named_processes import Recorded, pids_in_record, process_name
-from sonde.errors import MissingDependency, SinkError, UsageError
+from sonde.cli.named_processes import Recorded, pids_in_record, process_name, with_running
+from sonde.errors import CaptureError, MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
 from sonde.input_files import path_or_input
 from sonde.model.code import Hide
@@ -295,6 +295,10 @@ def _read(path: Path, unused: Collection[str]) -> Capture:
 
     try:
         return read(path, on_progress, unused)
+    except CaptureError as error:
+        if error.cause == f"{path} does not exist":
+            raise with_running(error, path.name, "sonde record -p") from None
+        raise
     finally:
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)

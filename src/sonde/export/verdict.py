@@ -129,7 +129,9 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
     name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
-        name = f"thread{'s' * (verdict.threads > 1)} {verdict.device_name}"
+        # 'thread 4130 of train.py (4121)' is the name of one that has none.
+        plain = verdict.device_name.removeprefix("thread ")
+        name = f"thread{'s' * (verdict.threads > 1)} {plain}"
         if verdict.threads > 1:
             name += f" and {verdict.threads - 1:,} more"
         if verdict.request_ns:

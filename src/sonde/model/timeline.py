@@ -105,9 +105,12 @@ class Track:
 
     @property
     def label(self) -> str:
-        """The title for people: 'python (4121)', 'GPU0 stream 7'."""
+        """The title for people: 'train.py (4121)', 'GPU0 stream 7'; a thread that has no name but
+        that of its process is 'thread 4130 of train.py (4121)'."""
         if self.kind == TrackKind.STREAM:
             return f"GPU{self.device} stream {self.number}"
+        if self.process and self.number != self.pid and self.name in ("", self.process):
+            return f"thread {self.number} of {self.process} ({self.pid})"
         return f"{self.name or 'thread'} ({self.number})"
 
 

@@ -38,10 +38,15 @@ class ThreadTracks:
         columns = ("pid", "comm", "exe", "command")
         names = (process.column(name).to_pylist() for name in columns)
         self._process: dict[int, str] = {}
+        inherited: set[tuple[int, str]] = set()
         for pid, comm, exe, command in zip(*names, strict=True):
             self._process[pid] = command or comm or exe
             if command and (pid, pid) in self._comm:  # as `Thread.name`
                 self._comm[pid, pid] = self._comm_of_tid[pid] = command
+                inherited.add((pid, comm))
+        for (pid, tid), comm in self._comm.items():
+            if tid != pid and (pid, comm) in inherited:  # not a name that anybody gave it
+                self._comm[pid, tid] = self._process[pid]
 
     def comm(self, tid: int) -> str:
         """'name (tid)' of a thread, '' for tid 0."""
