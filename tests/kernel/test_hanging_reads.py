@@ -131,7 +131,7 @@ def test_a_dump_of_a_stack_that_makes_its_readers_wait_leaves_nothing_behind() -
         before = set(_without_an_end())
         done = _sonde("dump", str(waits.kid))
         assert done.returncode == 0, done.stderr
-        assert "left out: 1 process that block their readers" in done.stdout
+        assert "left out: 1 process: a read of them did not end in time" in done.stdout
         assert set(_without_an_end()) - before == set()
 
 

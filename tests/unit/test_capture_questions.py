@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions: tables in, answers out."""
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from captures import KERNEL, SECOND_NS, START_NS, Writer, scene
@@ -313,6 +317,31 @@ def test_every_loss_that_the_kernel_side_counts_has_words():
     from sonde.collect.kernel import LOSSES
 
     assert set(LOSSES) <= set(queries.LOSS_TEXT)
+
+
+def test_every_loss_that_the_agent_counts_has_words():
+    """The names are those of dictionaries in functions called `losses`, and the agent's own."""
+    from sonde.agent import losses
+
+    found = {*losses.HUNG, losses.LOST_EVENTS, losses.STUCK, losses.FAILED}
+    source = Path(queries.__file__).parents[1]
+    for path in (one for it in COUNTERS for one in (source / it).glob("*.py")):
+        for function in ast.walk(ast.parse(path.read_text())):
+            if isinstance(function, ast.FunctionDef) and function.name in ("losses", "_now"):
+                found |= set(_keys(function))
+    assert {"processes.hung", "attach.queue_full", "files_left_out", "diagnose.jobs"} <= found
+    assert [name for name in sorted(found) if not queries.loss_text(name)] == []
+
+
+COUNTERS = ("agent", "collect", "sinks", "unwind")
+
+
+def _keys(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        for key in node.keys if isinstance(node, ast.Dict) else ():
+            last = key.values[-1] if isinstance(key, ast.JoinedStr) else key
+            if isinstance(last, ast.Constant) and isinstance(last.value, str):
+                yield last.value
 
 
 def test_notices_and_metrics(session):

@@ -22,7 +22,10 @@ def line() -> str:
         parts.append(f"{processes} process{'es' if processes != 1 else ''}")
     if files:
         parts.append(f"files of {files} process{'es' if files != 1 else ''}")
-    left_out = f"left out: {' and '.join(parts)} that block their readers" if parts else ""
+    left_out = (
+        f"left out: {' and '.join(parts)}: a read of them did not end in time (a locked memory map, "
+        "a disk that does not answer); the rest is complete"
+    )
     put_off = procfs.BROKER.patience.processes_put_off
     late = f"put off {put_off:,} times so far: processes beside others that answer late"
-    return "; ".join(filter(None, [left_out, late if put_off else ""]))
+    return "; ".join(filter(None, [left_out if parts else "", late if put_off else ""]))

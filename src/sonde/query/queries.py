@@ -122,11 +122,40 @@ LOSS_TEXT = {
     "refused": "times that a process could not be prepared for stack unwinding, with the error"
     " named;"
     " its stacks were unwound by frame pointers meanwhile",
+    "hung": "times that a process, or a file of it, was left alone for a while, because reading it"
+    " did not end in time (it holds its memory map locked, or its disk does not answer) or too many"
+    " of its user had not; its rows are kept, but names of its code may be missing",
+    "seconds_stuck": "seconds in which nothing was read from the kernel, as Sonde got no CPU or an"
+    " answer took long; if the kernel's tables were full meanwhile, other losses count that",
+    "intervals_failed": "times that a part of Sonde failed, so that its rows of a second are missing;"
+    " the log names the error",
+    "queue_full": "processes that the library was not brought into, because too many waited for it;"
+    " their device time is missing",
+    "files_left_out": "files that were not searched for calls into device libraries, because too many"
+    " waited for it; device calls through them are missing",
+    "points": "values of metrics that were not taken over, because their reader was slow; a chart"
+    " has gaps there",
+    "chunks_dropped": "some seconds of rows each that the server never got, because it was away for"
+    " longer than the spool has room",
+    "chunks_refused": "some seconds of rows each that the server refused; its log has the reason",
     "notes_full": "processes and control groups whose owner was not recorded; /proc was read"
     " instead",
 }
 """What a loss counts, for people, by the last part of its name (after the last dot), which
 therefore has one meaning for all collectors. A map is one of the kernel's (BPF)."""
+
+
+_OF_DIAGNOSE = (
+    "beyond what `sonde diagnose` looks at in its time and memory; a slowdown there may be reported "
+    "late, without its cause, or not at all"
+)
+
+
+def loss_text(name: str) -> str:
+    """What a loss counts and what it means for the result; '' not known."""
+    if name.startswith("diagnose."):
+        return _OF_DIAGNOSE
+    return LOSS_TEXT.get(name.rpartition(".")[2], "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +398,7 @@ def device_calls(session: Session, where: Where = EVERYTHING) -> list[DeviceCall
 def losses(session: Session) -> list[Loss]:
     """Everything that is missing: what the recorder lost, and what of the file was not read."""
     found = [
-        Loss(name, value or 0.0, text or LOSS_TEXT.get(name.rpartition(".")[2], ""))
+        Loss(name, value or 0.0, text or loss_text(name))
         for name, value, text in session.rows(
             "SELECT name, sum(value), max(text) FROM event WHERE kind = 'loss' "
             "GROUP BY name HAVING sum(value) <> 0 ORDER BY 2 DESC, 1"
