@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+import time
 
 from sonde.agent import Live
 from sonde.cli import progress
@@ -73,3 +74,18 @@ def test_quiet_is_quiet() -> None:
     shown.clear()
 
     assert terminal.getvalue() == ""
+
+
+def test_a_start_that_takes_long_is_noted(monkeypatch):
+    monkeypatch.setattr(progress, "SLOW_START_S", 0.01)
+    shown = io.StringIO()
+    with progress.noted_start(shown):
+        time.sleep(0.3)
+    assert shown.getvalue().startswith("sonde: starting: ")
+
+    for quiet in (True, False):
+        monkeypatch.setattr(progress, "SLOW_START_S", 0.01 if quiet else 60)
+        shown = io.StringIO()
+        with progress.noted_start(shown, quiet=quiet):
+            time.sleep(0.1)
+        assert shown.getvalue() == ""

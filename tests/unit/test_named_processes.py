@@ -197,5 +197,7 @@ def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, 
 
     monkeypatch.setattr(explain, "_recorded", recorded)
     with pytest.raises(Recording):
-        explain.run(argparse.Namespace(files=[], pids=[tid], duration=1.0))
-    assert f"{tid} is a thread of process {pid}" in capsys.readouterr().err
+        explain.run(argparse.Namespace(files=[], pids=[tid], duration=1.5, quiet=False))
+    shown = capsys.readouterr().err
+    assert f"{tid} is a thread of process {pid}" in shown
+    assert f"sonde: recording 1.5 s of with_a_thread.py ({pid}), then analysing it\n" in shown

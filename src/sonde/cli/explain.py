@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sonde.cli.named_processes import (
     MAX_PARENTS,
     Recorded,
+    named_list,
     pids_in_record,
     process_name,
     processes_of,
@@ -90,6 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--json", action="store_true", help="JSON for scripts: times in ns, shares from 0 to 1"
     )
+    parser.add_argument("-q", "--quiet", action="store_true", help="no line when recording starts")
     parser.add_argument("--steps", type=int, default=0, metavar="N", help="list N steps")
     parser.set_defaults(run=run)
 
@@ -103,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
     if not args.files:
         pids, threads = processes_of(args.pids)
         _note(threads)
+        if not args.quiet:
+            _note([f"recording {args.duration:g} s of {named_list(pids)}, then analysing it"])
         records = [Record(("",), _recorded(pids, args.duration))]
     else:
         # A file for another program has all threads, and so has a choice of processes.

@@ -72,6 +72,18 @@ def processes_of(named: Sequence[int | str]) -> tuple[list[int], list[str]]:
     return list(dict.fromkeys(found)), notes
 
 
+def named_list(pids: Sequence[int]) -> str:
+    """Processes for people: 'train.py (4121), shop.py (5001) and 6 more'."""
+    from sonde import procfs
+
+    shown = []
+    for pid in pids[:LISTED]:
+        runs = procfs.command_of(pid, procfs.read_comm(pid, pid) or "process")
+        shown.append(f"{one_line(runs)[:MOST_SHOWN]} ({pid})")
+    more = f" and {len(pids) - LISTED:,} more" * (len(pids) > LISTED)
+    return ", ".join(shown) + more
+
+
 def thread_note(tid: int, pid: int, runs: str) -> str:
     """That the process is taken for its thread; `runs`: what the process runs, '' not known."""
     shown = f" ({one_line(runs)[:MOST_SHOWN]})" * bool(runs)

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Timer
 from typing import TYPE_CHECKING, TextIO
 
 from sonde.export.layout import size
@@ -13,8 +16,30 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY_S = 10.0
 """Between lines where the stream is no terminal."""
+SLOW_START_S = 3.0
+"""A start that takes longer is noted."""
 _BAR_CELLS = 16
 """Width of the bar, in characters."""
+
+
+@contextmanager
+def noted_start(stream: TextIO, *, quiet: bool = False) -> Iterator[None]:
+    """A block that starts a recording: where that takes long, a line names it."""
+    text = "sonde: starting: loading programs into the kernel takes long where the CPUs are busy\n"
+
+    def note() -> None:
+        with suppress(OSError, ValueError):  # closed meanwhile
+            stream.write(text)
+            stream.flush()
+
+    timer = Timer(SLOW_START_S, note)
+    timer.daemon = True
+    if not quiet:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Progress:

@@ -263,18 +263,19 @@ def _record(
 ) -> int:
     condition = signals.condition
     from sonde.agent import registry
-    from sonde.cli.progress import Progress
+    from sonde.cli.progress import Progress, noted_start
     from sonde.host import descriptors
     from sonde.sinks.capture import CaptureFile
 
     descriptors.raise_limit()  # after the fork: the child keeps the original limit
     sink = CaptureFile(path, force=args.force)
     try:
-        kernel = registry.kernel_of(config, privileged=privileged)
-        from sonde.agent import Agent  # while other threads load BPF programs: it takes 0.2 s
+        with noted_start(sys.stderr, quiet=args.quiet):
+            kernel = registry.kernel_of(config, privileged=privileged)
+            from sonde.agent import Agent  # while other threads load BPF programs: it takes 0.2 s
 
-        agent = Agent(config, sink, privileged=privileged, kernel=kernel)
-        agent.start(child.program if child is not None else "")
+            agent = Agent(config, sink, privileged=privileged, kernel=kernel)
+            agent.start(child.program if child is not None else "")
         if child is not None:
             child.start()
     except BaseException:
@@ -283,7 +284,9 @@ def _record(
 
     # A rewritten progress line would mix with the output of a command.
     progress = Progress(sys.stderr, args.duration, quiet=args.quiet or child is not None)
-    _note(args, f"recording {_subject(args, child)} at {config.hz} Hz into {path}", condition)
+    length = f"{args.duration:g} s of " if args.duration is not None else ""
+    what = f"{length}{_subject(args, child)} at {config.hz} Hz into {path}"
+    _note(args, f"recording {what}", condition)
     failure: SinkError | None = None
     try:
         condition.begin()
