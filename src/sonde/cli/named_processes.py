@@ -60,26 +60,26 @@ def pids_of(named: Sequence[int | str]) -> list[int]:
 def processes_of(named: Sequence[int | str]) -> tuple[list[int], list[str]]:
     """The pids of what was named, for a thread that of its process; a note for each thread. Raises
     UsageError as `pids_of`."""
-    from sonde import procfs
-
     found, notes = [], []
     for pid in pids_of(named):
         process = _process_of(pid)
         found.append(process)
         if process != pid:
-            runs = procfs.command_of(process, procfs.read_comm(process, process) or "")
-            notes.append(thread_note(pid, process, runs))
+            notes.append(thread_note(pid, process, _runs(process)))
     return list(dict.fromkeys(found)), notes
+
+
+def _runs(pid: int) -> str:
+    """What a process runs: a script, or its program; 'process' where that is not known."""
+    from sonde import procfs
+
+    (script,) = procfs.scripts_of([pid])
+    return script or procfs.command_of(pid, procfs.read_comm(pid, pid) or "process")
 
 
 def named_list(pids: Sequence[int]) -> str:
     """Processes for people: 'train.py (4121), shop.py (5001) and 6 more'."""
-    from sonde import procfs
-
-    shown = []
-    for pid in pids[:LISTED]:
-        runs = procfs.command_of(pid, procfs.read_comm(pid, pid) or "process")
-        shown.append(f"{one_line(runs)[:MOST_SHOWN]} ({pid})")
+    shown = [f"{one_line(_runs(pid))[:MOST_SHOWN]} ({pid})" for pid in pids[:LISTED]]
     more = f" and {len(pids) - LISTED:,} more" * (len(pids) > LISTED)
     return ", ".join(shown) + more
 
