@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO, TypeVar
 
-import numpy as np
-
 from sonde.export import metric_charts
+from sonde.export.alike_waits import AlikeRows
 from sonde.export.layout import (
     columns,
     duration,
@@ -24,7 +23,7 @@ from sonde.export.layout import (
     width_of,
 )
 from sonde.export.summary import directions
-from sonde.model.answers import DeviceCalls, FunctionUse, ProcessUse, Usage, Wait
+from sonde.model.answers import DeviceCalls, FunctionUse, ProcessUse, Usage
 from sonde.model.profile import BASIC_KINDS, MEMORY_KINDS, ProfileKind
 from sonde.query import queries
 from sonde.query.device_callers import device_callers
@@ -186,7 +185,18 @@ def _functions(session: Session, where: Where, limit: int) -> Iterator[str]:
 
     head = ("ON CPU", "self", "", "total", *(("in",) if has_python else ()), "function")
     widths = (-7, -7, -7, -7, *((width,) if has_python else ()), 0)
-    return _rows_of(uses, cells, head, widths, limit)
+    yield from _rows_of(uses, cells, head, widths, limit)
+    nameless = next((use for use in uses[: limit or _LOOKED_AT] if _is_nameless(use)), None)
+    if nameless is not None:
+        yield (
+            f"{nameless.function}: all code without names of that file; "
+            "its total has every stack that passes through it, as at the start of a thread"
+        )
+
+
+def _is_nameless(use: FunctionUse) -> bool:
+    """Whether it stands for all functions without a name of a file."""
+    return use.function == f"[{use.binary.strip('[]')}]" and use.total_ns > use.self_ns
 
 
 def _location_width(locations: Sequence[str]) -> int:
@@ -203,28 +213,27 @@ def _with_binary(use: FunctionUse) -> str:
 
 
 def _waits(every: WaitRows, kind: ProfileKind, limit: int) -> Iterator[str]:
-    is_of_kind = every.is_off_cpu == (kind == ProfileKind.OFF_CPU)
-    rows = np.flatnonzero(is_of_kind & ~every.of_sonde)
-    # Last come threads that slept all the time, and kernel threads.
-    is_last = (every.idle | every.is_kernel)[rows]
-    waits = every.chosen(np.concatenate((rows[~is_last], rows[is_last])))
+    found = AlikeRows(every, kind)
 
-    def cells(wait: Wait) -> tuple[str, ...]:
+    def cells(number: int) -> tuple[str, ...]:
+        row = found.at(number)
+        wait = row.first
+        reason = wait.reason
+        if wait.system_call not in ("", reason):
+            reason += f", {wait.system_call}"
         return (
-            f"{wait.thread.name} ({wait.thread.tid})",
-            duration(wait.ns),
-            f"{wait.count:,}",
-            duration(wait.max_ns),
-            f"{wait.reason}, {wait.system_call}"
-            if wait.system_call not in ("", wait.reason)
-            else wait.reason,
-            wait.waker,
-            wait.place,
+            f"{wait.thread.name} ({wait.thread.tid}){f' +{row.threads - 1:,}' * (row.threads > 1)}",
+            duration(row.ns),
+            f"{row.waits:,}",
+            duration(row.max_ns),
+            reason,
+            row.waker,
+            f"{wait.place}{' (idle)' * row.is_idle}".lstrip(),
         )
 
     title = "OFF-CPU" if kind == ProfileKind.OFF_CPU else "RUN QUEUE"
     head = (title, "total", "waits", "longest", "reason", "woken by", "in")
-    return _rows_of(waits, cells, head, (24, -7, -9, -7, 22, 22, 0), limit)
+    return _rows_of(range(len(found)), cells, head, (24, -7, -9, -7, 22, 22, 0), limit)
 
 
 def _device_calls(calls: Sequence[DeviceCalls], limit: int) -> Iterator[str]:

@@ -90,6 +90,17 @@ class WaitRows(RowSequence[Wait]):
         return self._session.threads.is_kernel[self.thread]
 
     @cached_property
+    def process(self) -> Ints:
+        """The index in `Session.processes` of each."""
+        found: Ints = np.asarray(self._session.threads.process, np.int64)[self.thread]
+        return found
+
+    def labels(self, rows: Ints) -> set[str]:
+        """The threads of these waits, as `Wait.waker` names one."""
+        threads, numbers = self._session.threads, np.unique(self.thread[rows])
+        return {f"{threads.name_of(one)} ({int(threads.tid[one])})" for one in numbers.tolist()}
+
+    @cached_property
     def for_requests(self) -> Mask:
         """Whether each is for the next connection, request or task: the thread is idle."""
         found = np.array([one in ACCEPT_CALLS for one in (*self.system_calls, "")], bool)[
