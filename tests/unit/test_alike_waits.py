@@ -10,6 +10,7 @@ import pytest
 from captures import Writer
 from sonde.export import table
 from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
 
@@ -50,7 +51,7 @@ def test_threads_that_wait_alike_have_one_row(rows):
     assert rows[0] == book
     assert "+15" in book
     assert book.split()[3:6] == ["32.0", "s", "1,600"]
-    assert "tid 9" in book
+    assert "unknown thread (9)" in book
 
 
 def test_idle_waits_come_last_and_are_marked(rows):
@@ -71,3 +72,14 @@ def test_code_without_names_is_explained(tmp_path):
     out = io.BytesIO()
     table.write(Session(read(writer.write(tmp_path / "a.sonde"))), out, [ProfileKind.ON_CPU])
     assert "[libc.so.6]: all code without names of that file; its total" in out.getvalue().decode()
+
+
+def test_who_ended_waits_and_was_not_recorded_is_no_number_alone(tmp_path):
+    writer = Writer(seconds=10, host={"whole_machine": False})
+    key = writer.process(100, "orders")
+    writer.rows["process"].append({"pid": 22, "start_ns": 5, "ppid": 1, "comm": "shop", "exe": ""})
+    for waker in (22, 23):
+        stack = writer.stack(("book", "[python]", "orders.py", waker, "python"), RECV)
+        writer.wait(key, 100, f"reason {waker}", 2.0, waker=(waker, waker), stack=stack)
+    waits = queries.waits(Session(read(writer.write(tmp_path / "a.sonde"))))
+    assert {one.waker for one in waits} == {"shop (22)", "another process (23)"}

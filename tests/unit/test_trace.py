@@ -195,11 +195,12 @@ def test_only_a_build_that_was_tried_with_this_driver_is_taken(monkeypatch):
 @pytest.mark.parametrize(
     ("builds", "why"),
     [
-        ([], "not loaded CUPTI"),
+        ([], "uses no NVIDIA GPU"),
+        ([("/x/libcuda.so.580.1", "cc")], "not loaded CUPTI"),
         ([("/x/libcupti.so.12", "00ff")], "not tried"),
         ([("/x/libcupti.so.13", "")], "unknown"),
         ([("/x/libcupti.so.13", "aa"), ("/y/libcupti.so.13.2", "bb")], "several"),
-        ([("/x/libcupti.so.evil", "aa")], "not loaded CUPTI"),
+        ([("/x/libcuda.so.1", "cc"), ("/x/libcupti.so.evil", "aa")], "not loaded CUPTI"),
     ],
 )
 def test_others_are_refused_with_the_reason(monkeypatch, builds, why):
@@ -414,9 +415,10 @@ def test_a_process_with_little_memory_left_is_refused_before_anything_is_touched
     assert "price" not in capsys.readouterr().err
 
 
-def test_a_process_without_cupti_is_refused():
-    with pytest.raises(TargetRefused, match="not loaded CUPTI"):
-        cupti_builds.require(os.getpid(), driver=580)
+def test_a_process_without_a_gpu_is_refused_and_explain_is_proposed(sleeper):
+    with pytest.raises(TargetRefused, match="uses no NVIDIA GPU") as error:
+        cupti_builds.require(sleeper.pid, driver=580)
+    assert error.value.remedy.endswith(f"sonde explain --pid {sleeper.pid}")
 
 
 def test_who_holds_the_subscription_is_read_in_the_processs_memory(traced):

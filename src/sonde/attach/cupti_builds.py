@@ -20,6 +20,7 @@ from sonde.attach.image import ProcessMemory
 from sonde.errors import TargetRefused
 
 _CUPTI: Final = re.compile(r"libcupti\.so(\.[0-9.]+)?$")
+_DRIVER: Final = re.compile(r"libcuda\.so(\.[0-9.]+)?$")
 _INSTEAD: Final = "Record it without a trace: sonde record --device-time -p PID"
 _WORD_BYTES: Final = 4
 DRIVER: Final = Path("/proc/driver/nvidia/version")
@@ -78,6 +79,11 @@ def require(pid: int, driver: int | None = None) -> Build:
     was not tried with; OSError when the process is gone.
     """
     found = _build_ids(pid)
+    if not found and not _has_driver(pid):
+        raise TargetRefused(
+            f"process {pid} uses no NVIDIA GPU: it has not loaded the driver's library (libcuda.so)",
+            f"What a program without a GPU waits for: sonde explain --pid {pid}",
+        )
     if not found:
         raise TargetRefused(
             f"process {pid} has not loaded CUPTI (libcupti.so), and Sonde brings none",
@@ -135,6 +141,11 @@ def _build_ids(pid: int) -> dict[str, str]:
         if "x" in mapped.prot and _CUPTI.search(mapped.leaf):
             found[_build_id(pid, mapped)] = mapped.leaf
     return found
+
+
+def _has_driver(pid: int) -> bool:
+    """Whether a process has mapped the library through which programs use NVIDIA's GPUs."""
+    return any("x" in one.prot and _DRIVER.search(one.leaf) for one in glibc.mappings_of(pid))
 
 
 def _build_id(pid: int, mapped: glibc.Mapped) -> str:

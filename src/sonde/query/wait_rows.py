@@ -151,11 +151,21 @@ class WaitRows(RowSequence[Wait]):
         """By thread id: the number of the last thread with it."""
         return {tid: number for number, tid in enumerate(self._session.threads.tid.tolist())}
 
+    @cached_property
+    def _process_names(self) -> dict[int, str]:
+        """By pid: the name of the last process with it."""
+        return {one.pid: one.name for one in self._session.processes if one.name}
+
     def waker(self, tid: int) -> str:
-        """A thread that ended waits: 'name (tid)', '' for 0."""
+        """A thread that ended waits: 'name (tid)', '' for 0. Of one that was not recorded the name
+        is that of its process, if it is the first thread of a known one."""
+        if not tid:
+            return ""
         number = self._with_tid.get(tid)
         if number is None:
-            return f"tid {tid}" if tid else ""
+            whole = self._session.info.host.get("whole_machine", True)
+            other = "unknown thread" if whole else "another process"
+            return f"{self._process_names.get(tid, other)} ({tid})"
         return f"{self._session.threads.name_of(number)} ({tid})"
 
     def _hint_of(self, stack: int) -> Hint:
