@@ -27,7 +27,9 @@ def rows(tmp_path):
     """The table of waits of a service with 16 handlers and a timer, and of its customers."""
     writer = Writer(seconds=10)
     tids = [*range(101, 118)]
-    key = writer.process(100, "orders", threads=[{"tid": t, "comm": "orders"} for t in (100, *tids)])
+    key = writer.process(
+        100, "orders", threads=[{"tid": t, "comm": "orders"} for t in (100, *tids)]
+    )
     books = writer.stack(HANDLE, BOOK, READ, RECV)
     for tid in tids[:16]:
         writer.wait(key, tid, "socket", 2.0, count=100, call="recvfrom", stack=books, waker=(9, 9))

@@ -11,11 +11,11 @@ import threading
 from dataclasses import replace
 
 import pytest
+from test_explain_requests import FIRST, shop
 
 from captures import Writer
 from sonde.analyze.merge import grouped
 from sonde.cli.main import main
-from test_explain_requests import FIRST, shop
 from timelines import Scene, repeated
 from training_capture import process
 
@@ -25,7 +25,7 @@ SECOND_NS = 1_000_000_000
 
 @pytest.fixture
 def two(tmp_path):
-    """A shop in the whole machine, and a batch of 3 s that was recorded alone, with the same pid."""
+    """A shop in the whole machine, and a batch of 3 s that was recorded alone."""
     machine = Writer(seconds=5)
     shop(machine)
     alone = Writer(seconds=3, chunk_seconds=3, host={"whole_machine": False})

@@ -179,7 +179,8 @@ def test_a_file_of_no_process_is_just_missing(tmp_path, monkeypatch, capsys) -> 
 
 
 def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, capsys) -> None:
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    sleeps = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    code = f"import threading, time\n{sleeps}"
     pid = start("with_a_thread.py", code)
     (tid,) = (int(one.name) for one in Path(f"/proc/{pid}/task").iterdir() if one.name != str(pid))
 
@@ -188,15 +189,15 @@ def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, 
     assert note.startswith(f"{tid} is a thread of process {pid} (")
     assert "with_a_thread.py" in note
 
-    class Recording(Exception):
+    class RecordingError(Exception):
         """In place of a recording, which needs root."""
 
     def recorded(pids, seconds):
         assert pids == [pid]
-        raise Recording
+        raise RecordingError
 
     monkeypatch.setattr(explain, "_recorded", recorded)
-    with pytest.raises(Recording):
+    with pytest.raises(RecordingError):
         explain.run(argparse.Namespace(files=[], pids=[tid], duration=1.5, quiet=False))
     shown = capsys.readouterr().err
     assert f"{tid} is a thread of process {pid}" in shown

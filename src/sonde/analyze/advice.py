@@ -122,8 +122,8 @@ ABOUT_CULPRIT: Mapping[Cause, str] = {
     "give it a separate pool, or let the pool lend more",
     Cause.INPUT: "make {code} in {thread} faster, or run it ahead and in parallel: more loader "
     "workers, prefetching, less work per sample",
-    Cause.FULL_QUEUE: "nothing here: it is ahead of {thread}, which takes from the queue; make {code} "
-    "there faster",
+    Cause.FULL_QUEUE: "nothing here: it is ahead of {thread}, which takes from the queue; make "
+    "{code} there faster",
 }
 """By cause, where the code of the thread is known that others wait for."""
 BETWEEN_REQUESTS = (

@@ -81,7 +81,7 @@ def require(pid: int, driver: int | None = None) -> Build:
     found = _build_ids(pid)
     if not found and not _has_driver(pid):
         raise TargetRefused(
-            f"process {pid} uses no NVIDIA GPU: it has not loaded the driver's library (libcuda.so)",
+            f"process {pid} uses no NVIDIA GPU: the driver's library (libcuda.so) is not loaded",
             f"What a program without a GPU waits for: sonde explain --pid {pid}",
         )
     if not found:

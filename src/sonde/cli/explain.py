@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "explain",
         help="what limits the work, why the GPU stalled, and one next step",
         description="Give a verdict on recorded work: what limits it, and the cause of each stall "
-        "of the device. A trace and a capture of its time are joined; each other file has a verdict.",
+        "of the device. A trace and a capture of its time are joined; any other file has its own.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -220,7 +220,6 @@ def _recorded(pids: Sequence[int], seconds: float) -> Timeline:
     from functools import partial
 
     from sonde.cli import main
-
     from sonde.recording.timelines import open_timeline
 
     with tempfile.TemporaryDirectory(prefix="sonde-explain-") as folder:

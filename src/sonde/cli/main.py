@@ -44,6 +44,7 @@ COMMANDS = {
     "job": "what a job did with its GPUs: hours held and wasted, why, functions",
     "owners": "who held GPUs and who wastes them, by user, job, pod, …",
     "token": "make, list and revoke the tokens of a server",
+    "docs": "print a tutorial: a slow job, a slow server, a noisy neighbour, a leak",
     "fleet": "fleet totals with differential privacy",
 }
 """Every command with its help line, as in its module."""

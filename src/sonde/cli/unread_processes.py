@@ -23,8 +23,8 @@ def line() -> str:
     if files:
         parts.append(f"files of {files} process{'es' if files != 1 else ''}")
     left_out = (
-        f"left out: {' and '.join(parts)}: a read of them did not end in time (a locked memory map, "
-        "a disk that does not answer); the rest is complete"
+        f"left out: {' and '.join(parts)}: a read of them did not end in time (a locked memory "
+        "map, a disk that does not answer); the rest is complete"
     )
     put_off = procfs.BROKER.patience.processes_put_off
     late = f"put off {put_off:,} times so far: processes beside others that answer late"

@@ -127,12 +127,12 @@ LOSS_TEXT = {
     " of its user had not; its rows are kept, but names of its code may be missing",
     "seconds_stuck": "seconds in which nothing was read from the kernel, as Sonde got no CPU or an"
     " answer took long; if the kernel's tables were full meanwhile, other losses count that",
-    "intervals_failed": "times that a part of Sonde failed, so that its rows of a second are missing;"
-    " the log names the error",
+    "intervals_failed": "times that a part of Sonde failed, so that its rows of a second are"
+    " missing; the log names the error",
     "queue_full": "processes that the library was not brought into, because too many waited for it;"
     " their device time is missing",
-    "files_left_out": "files that were not searched for calls into device libraries, because too many"
-    " waited for it; device calls through them are missing",
+    "files_left_out": "files that were not searched for calls into device libraries, because too"
+    " many waited for it; device calls through them are missing",
     "points": "values of metrics that were not taken over, because their reader was slow; a chart"
     " has gaps there",
     "chunks_dropped": "some seconds of rows each that the server never got, because it was away for"
@@ -146,8 +146,8 @@ therefore has one meaning for all collectors. A map is one of the kernel's (BPF)
 
 
 _OF_DIAGNOSE = (
-    "beyond what `sonde diagnose` looks at in its time and memory; a slowdown there may be reported "
-    "late, without its cause, or not at all"
+    "beyond what `sonde diagnose` looks at in its time and memory; a slowdown there may be "
+    "reported late, without its cause, or not at all"
 )
 
 
