@@ -96,7 +96,7 @@ class WaitRows(RowSequence[Wait]):
         return found
 
     def labels(self, rows: Ints) -> set[str]:
-        """The threads of these waits, as `Wait.waker` names one."""
+        """The threads of these waits, as `Wait.waker` names one; `rows`: shape (waits,)."""
         threads, numbers = self._session.threads, np.unique(self.thread[rows])
         return {f"{threads.name_of(one)} ({int(threads.tid[one])})" for one in numbers.tolist()}
 
