@@ -281,7 +281,7 @@ struct memory_mapping {
 	__u32 weight;
 	__u32 kind;
 	__u32 is_part; /* what is left of a mapping beside a hole; its other part is the counted one */
-	__u64 party;   /* whose it is (bpf/party.h) */
+	__u64 party; /* whose it is (bpf/party.h) */
 };
 
 /* ---- what processes use ---- */

@@ -28,14 +28,19 @@ MB, NOTHING, BOTH = 1 << 20, 0, 3
 print("ready", flush=True)
 sys.stdin.readline()
 """
-FLOOD = CALLS + """
+FLOOD = (
+    CALLS
+    + """
 base = libc.mmap(None, 17_000 * 17 * MB, NOTHING, 0x4022, -1, 0)
 libc.munmap(base, 17_000 * 17 * MB)
 made = [libc.mmap(base + at * 17 * MB, 16 * MB, NOTHING, 0x104022, -1, 0) for at in range(17_000)]
 print(sum(1 for it in made if it), flush=True)
 sys.stdin.readline()
 """
-HONEST = CALLS + """
+)
+HONEST = (
+    CALLS
+    + """
 def take():
     at = libc.mmap(None, 20 * MB, BOTH, 0x22, -1, 0)
     time.sleep(0.02)
@@ -45,6 +50,7 @@ for _ in range(50):
 print("done", flush=True)
 sys.stdin.readline()
 """
+)
 
 
 @contextmanager

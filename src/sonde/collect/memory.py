@@ -97,7 +97,7 @@ class MemoryCollector(Attached):
         self._compare_until_s = 0.0
         """This thread's CPU time at which a comparison reads no more."""
         self._parties: set[int] = set()
-        """Those of the mappings that were followed at the last comparison, but the machine's root."""
+        """Of the mappings that were followed at the last comparison; without the machine's root."""
         self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
