@@ -14,7 +14,7 @@ import pytest
 
 from sonde import procfs
 from sonde.collect.host import files, network
-from sonde.collect.host.files import AGAIN_S, UnchangedLines
+from sonde.collect.host.files import AGAIN_S, Counters, KernelFile, UnchangedLines
 from sonde.collect.host.network import (
     ALL_AGAIN_S,
     MAX_NAMESPACES,
@@ -59,14 +59,46 @@ def passes(monkeypatch):
 
 def test_a_line_that_did_not_move_is_worked_out_again_now_and_then(passes):
     lines = UnchangedLines()
-    assert not lines.holds(b"lo: 1")
+    assert lines.changed([b"lo: 1", b"eth0: 1"]) == [b"lo: 1", b"eth0: 1"]
     passes(NORMAL_S)
-    assert lines.holds(b"lo: 1")
-    assert not lines.holds(b"lo: 2")
-    assert lines.holds(b"lo: 2")
+    assert lines.changed([b"lo: 1", b"eth0: 2"]) == [b"eth0: 2"]
+    assert lines.changed([b"lo: 1", b"eth0: 2"]) == []
+    assert lines.changed([b"lo: 1", b"eth0: 1"]) == [b"eth0: 1"]
     passes(AGAIN_S + NORMAL_S)
-    assert not lines.holds(b"lo: 2")
-    assert lines.holds(b"lo: 2")
+    assert lines.changed([b"lo: 1", b"eth0: 1"]) == [b"lo: 1", b"eth0: 1"]
+    assert lines.changed([b"lo: 1", b"eth0: 1"]) == []
+
+
+def test_lines_that_always_change_take_no_more_memory_than_one_read():
+    lines = UnchangedLines()
+    for turn in range(50):
+        lines.changed([b"if%d: %d" % (number, turn) for number in range(100)])
+    assert len(lines._seen) == 100
+
+
+def test_more_series_than_are_remembered_leave_those_in_use(passes, monkeypatch):
+    monkeypatch.setattr(files, "MAX_SERIES", 100)
+    counters, points = Counters(), Points()
+    for number in range(1_000):  # of groups that come and go, beside 50 that stand still
+        passes(AGAIN_S / 500)
+        counters.report(points, "gone", 1.0, str(number))
+        for stays in range(50):
+            counters.report(points, "stays", 1.0, str(stays))
+        assert len(counters._last) <= 100
+    reported = sum(row[1] == "stays" for row in points.metrics)
+    assert reported <= 50 * (1_000 / 500 + 1)
+
+
+def test_a_file_is_read_up_to_a_bound_in_whole_lines(tmp_path):
+    path = tmp_path / "dev"
+    path.write_bytes(b"a 1\nb 22\nc 333\n")
+    file = KernelFile(path)
+    for max_bytes, expected in (
+        (100, b"a 1\nb 22\nc 333\n"), (15, b"a 1\nb 22\nc 333\n"), (14, b"a 1\nb 22\n"),
+        (9, b"a 1\nb 22\n"), (8, b"a 1\n"), (2, b""),
+    ):  # fmt: skip
+        assert file.read(max_bytes) == expected
+    file.close()
 
 
 def test_positions_in_a_report_are_found_by_name():

@@ -7,9 +7,11 @@ import json
 import threading
 import time
 
+import pytest
+
 from sonde._native import ExitEvent, ForkEvent, MmapEvent
 from sonde.collect import metrics
-from sonde.collect.metrics import Metrics, ThreadRunner
+from sonde.collect.metrics import Metrics, ThreadRunner, cut_to_shares
 from sonde.collect.polling import Points, Poll, Schedule, SourceUnavailable
 
 SECOND = 1_000_000_000
@@ -343,3 +345,54 @@ def test_events_beyond_the_room_of_a_thread_are_counted(monkeypatch):
     runner.stop()
     assert len(runner.take().events) == 2
     assert runner.lost >= 3
+
+
+def test_one_source_takes_no_room_of_the_others(monkeypatch):
+    monkeypatch.setattr(metrics, "POINTS_KEPT", 100)
+    flood, machine = Scripted(), Scripted()
+
+    def report(count):
+        def read(points):
+            for number in range(count):
+                points.add("sonde.quick", number)
+                points.note("xid", number, "an event")
+
+        return read
+
+    flood.polls = lambda: [Poll("flood", 0.02, report(5_000))]
+    machine.polls = lambda: [Poll("cpu", 0.02, report(1))]
+    machine.name = "machine"
+    runner = ThreadRunner("one", [flood, machine])
+    beyond = 0
+    runner._ended.set()  # its turns are taken here
+    for _ in range(20):
+        time.sleep(0.02)
+        for number in (0, 1):
+            runner._run_due(number)
+    own = runner._points[1]
+    assert len(own.events) == 20
+    assert sum(row[1] == "sonde.quick" for row in own.metrics) == 20
+    assert len(runner._points[0].metrics) + len(own.metrics) == 100
+    taken = runner.take()
+    assert len(taken.metrics) == len(taken.events) == 100
+    beyond = 20 * 2 * 5_000 - 200
+    assert runner.lost > beyond
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [([5, 5], [5, 5]), ([100, 5, 3], [12, 5, 3]), ([0, 30], [0, 20]), ([30, 30], [10, 10])],
+)
+def test_rows_are_cut_to_equal_shares_of_what_others_leave(lengths, kept):
+    rows = [list(range(length)) for length in lengths]
+    assert cut_to_shares(rows, 20) == sum(lengths) - sum(kept)
+    assert [len(it) for it in rows] == kept
+    assert all(it == list(range(len(it))) for it in rows)  # those that came first
+
+
+def test_too_many_processes_that_map_a_drivers_library_end_one_mark_at_a_time(monkeypatch):
+    monkeypatch.setattr(metrics, "MAX_NEWCOMERS", 3)
+    collector = Metrics([Runs()])
+    library = "/usr/lib/libcuda.so.1"
+    collector.on_process_events([mapped(library, pid) for pid in (1, 2, 3, 1, 4)])
+    assert list(collector._newcomers) == [3, 1, 4]

@@ -112,6 +112,29 @@ def test_series_of_other_kinds_are_bounded_too(clock, monkeypatch):
     assert board.folded == 950
 
 
+def test_more_series_than_plans_leave_the_plans_in_use(clock, monkeypatch):
+    monkeypatch.setattr(series, "MAX_PLANS", 50)
+    board = MetricRegistry(clock=clock)
+    made = []
+    plan_of = board._folded
+    monkeypatch.setattr(board, "_folded", lambda a: made.append(a["hw.id"]) or plan_of(a))
+    for number in range(1_000):
+        for one in (GPU, f"other-{number}"):
+            board.record([(clock.now_ns, "hw.power", labels(hw__id=one), 1.0)])
+        assert len(board._plans) <= 50
+    assert made.count(GPU) == 1
+
+
+def test_more_owners_than_are_cached_leave_those_in_use(clock):
+    board, kept = MetricRegistry(clock=clock), []
+    for number in range(3 * series.MAX_OWNED):
+        for name in ("stays", f"p{number}"):
+            board.count_owned({PROGRAM: name}, [("sonde.cpu.samples", {}, 1.0)])
+        kept.append(board._wholes[(PROGRAM, "stays"),])
+    assert all(one is kept[0] for one in kept)
+    assert len(board._wholes) <= series.MAX_OWNED
+
+
 def test_what_is_not_reported_any_more_is_forgotten(clock):
     board = MetricRegistry(clock=clock)
     board.record([(clock.now_ns, "hw.power", labels(hw__id=GPU), 1.0)])

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sonde._native import ExitEvent, MmapEvent, ProcessEvent
 from sonde.collect.collector import Batch, Collector
@@ -28,8 +28,10 @@ DRIVER_LIBRARY = re.compile(r"/lib(cuda|amdhip64|ze_loader)\.so[.0-9]*$")
 MAX_NEWCOMERS = 1_024
 """Processes that mapped such a library lately and are remembered."""
 POINTS_KEPT = 200_000
-"""Rows of one thread between two ticks, of metrics and of events each; others are lost, and
-counted."""
+"""Rows of one thread between two ticks, of metrics and of events each. Its sources share them: one
+may take what others leave, and the rest is lost, and counted."""
+
+Row = TypeVar("Row")
 
 
 class Runner(Protocol):
@@ -71,7 +73,8 @@ class ThreadRunner:
         self.name = name
         self.lost = 0
         self._schedules = [Schedule(source, on_poll=self._on_poll) for source in sources]
-        self._points = Points()
+        self._points = [Points() for _ in self._schedules]
+        """Rows of each source since the last `take`."""
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._min_interval_s = 0.0
@@ -88,8 +91,12 @@ class ThreadRunner:
 
     def take(self) -> Points:
         """Rows since the last call, and the gap of a source that hangs."""
+        points = Points()
         with self._lock:
-            points, self._points = self._points, Points()
+            taken, self._points = self._points, [Points() for _ in self._schedules]
+        for of_source in taken:
+            points.metrics += of_source.metrics
+            points.events += of_source.events
         name, since_ns = self._running
         now_ns = time.monotonic_ns()
         if self._hangs is not None and self._running != self._hangs:
@@ -131,20 +138,34 @@ class ThreadRunner:
             self._woken.clear()
             for schedule in self._schedules:
                 schedule.set_min_interval(self._min_interval_s)
-            points = Points()
-            due_ns = min(schedule.run_due(points) for schedule in self._schedules)
-            with self._lock:
-                kept = self._points
-                room = POINTS_KEPT - len(kept.metrics)
-                events_room = POINTS_KEPT - len(kept.events)
-                self.lost += max(0, len(points.metrics) - room)
-                self.lost += max(0, len(points.events) - events_room)
-                kept.metrics += points.metrics[:room]
-                kept.events += points.events[:events_room]
+            due_ns = min(map(self._run_due, range(len(self._schedules))))
             if not self._ended.is_set():
                 self._woken.wait(max(0.001, (due_ns - time.monotonic_ns()) / 1e9))
         for schedule in self._schedules:
             schedule.close()
+
+    def _run_due(self, number: int) -> int:
+        """Run the polls of a source that are due. Returns when (ns) the next one is."""
+        points = Points()
+        due_ns = self._schedules[number].run_due(points)
+        with self._lock:
+            self._points[number].metrics += points.metrics
+            self._points[number].events += points.events
+            self.lost += cut_to_shares([it.metrics for it in self._points], POINTS_KEPT)
+            self.lost += cut_to_shares([it.events for it in self._points], POINTS_KEPT)
+        return due_ns
+
+
+def cut_to_shares(rows: Sequence[list[Row]], limit: int) -> int:
+    """Keep `limit` rows of all these lists: all of a list that is no longer than an equal share of
+    what shorter ones leave, that share of each longer one. Returns how many were cut off."""
+    lost = sum(map(len, rows)) - limit
+    if lost <= 0:
+        return 0
+    for left, shortest in zip(range(len(rows), 0, -1), sorted(rows, key=len), strict=True):
+        del shortest[limit // left :]
+        limit -= len(shortest)
+    return lost + limit
 
 
 def mark_lost(points: Points, name: str, reason: str) -> None:
@@ -195,8 +216,9 @@ class Metrics(Collector):
             if isinstance(event, MmapEvent):
                 if not DRIVER_LIBRARY.search(event.path):
                     continue
+                newcomers.pop(event.pid, None)
                 if len(newcomers) >= MAX_NEWCOMERS:
-                    newcomers.clear()  # then the mark ends after MARKED_ACTIVE_S alone
+                    del newcomers[next(iter(newcomers))]  # its mark ends after MARKED_ACTIVE_S alone
                 newcomers[event.pid] = event.time_ns
                 came = True
             elif newcomers and isinstance(event, ExitEvent):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -34,7 +35,7 @@ MAX_RESTS = MAX_OWNED
 MAX_RESTS_OF_TENANT = MAX_RESTS // 16
 """Of these, series for single owners of one tenant; its other owners share one series."""
 MAX_PLANS = 20_000
-"""That are cached; beyond that all are made again."""
+"""That are cached; beyond that the one that was used longest ago is made again."""
 COUNTERS_FORGOTTEN_AFTER_S = 600.0
 """A counter of an owner that did not grow for so long is dropped."""
 PID, START = "process.pid", "sonde.process.start"
@@ -118,7 +119,8 @@ class MetricRegistry:
         self._holder_of = holder_of
         self._clock = clock
         self._lock = threading.Lock()
-        self._plans: dict[tuple[str, str], _Plan | None] = {}
+        self._plans: OrderedDict[tuple[str, str], _Plan | None] = OrderedDict()
+        """By series and labels, the one that was used longest ago first."""
         self._plain = PlainSeries(party_of_group)
         self._owned: dict[str, dict[Attributes, _Owned]] = {}
         self._counts: dict[str, dict[Attributes, _Count]] = {}
@@ -126,8 +128,8 @@ class MetricRegistry:
         """By metric and tenant: number of the tenant's series."""
         self._rests: dict[str, dict[Attributes, int]] = {}
         """By metric and tenant: number of owners with a separate series `other`."""
-        self._wholes: dict[Attributes, dict[tuple[str, str], Attributes]] = {}
-        """By owner: attributes of its series, by the series' name and the value of its one further
+        self._wholes: OrderedDict[Attributes, dict[tuple[str, str], Attributes]] = OrderedDict()
+        """By owner, the one that was used longest ago first: attributes of its series, by the series' name and the value of its one further
         attribute; a cache of `count_owned`."""
         self.folded = 0
         """Rows and counts that were added to a series `other`, or found no room."""
@@ -184,8 +186,10 @@ class MetricRegistry:
             wholes = self._wholes.get(base)
             if wholes is None:
                 if len(self._wholes) >= MAX_OWNED:
-                    self._wholes.clear()
+                    self._wholes.popitem(last=False)
                 wholes = self._wholes[base] = {}
+            else:
+                self._wholes.move_to_end(base)
             without_program = tuple(pair for pair in base if pair[0] not in _OF_PROGRAM)
             for series, kept, more in counts:
                 value = next(iter(kept.values())) if kept else ""
@@ -271,9 +275,10 @@ class MetricRegistry:
     def _plan(self, series: str, labels: str) -> _Plan | None:
         key = (series, labels)
         if key in self._plans:
+            self._plans.move_to_end(key)
             return self._plans[key]
         if len(self._plans) >= MAX_PLANS:
-            self._plans.clear()
+            self._plans.popitem(last=False)
         plan = None
         metric = catalogue().get(series)
         if metric is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container
+from collections import OrderedDict
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -15,8 +16,11 @@ from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 
 READ_BYTES = 1 << 20
 """Requested at a time."""
+MAX_BYTES = 32 << 20
+"""Of a file; the longest is /proc/interrupts of a machine with many CPUs."""
 MAX_SERIES = 32_768
-"""Series, or lines, that are remembered as reported."""
+"""Series that are remembered as reported. Sources bound what they report well below this: beyond
+it a series may be reported although it stands still."""
 AGAIN_S = 25.0
 """A counter that stands still is reported again after this long, so that it does not look gone."""
 
@@ -30,21 +34,27 @@ class KernelFile:
         self.is_kept = True
         """Whether it stays open between reads: quicker, at the price of a descriptor."""
 
-    def read(self) -> bytes:
-        """Its content now. Raises SourceUnavailable."""
+    def read(self, max_bytes: int = MAX_BYTES) -> bytes:
+        """Its content now; of one with more than `max_bytes`, whole lines within these. Raises
+        SourceUnavailable."""
+        raw = bytearray()
         try:
             if self._fd < 0:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            raw = os.pread(self._fd, READ_BYTES, 0)
             # A seq_file returns a page or so at a time, however much is requested.
-            while piece := os.pread(self._fd, READ_BYTES, len(raw)):
+            while len(raw) < max_bytes:
+                piece = os.pread(self._fd, min(READ_BYTES, max_bytes - len(raw)), len(raw))
+                if not piece:
+                    break
                 raw += piece
         except OSError as error:
             self.close()
             raise SourceUnavailable(f"{self._path}: {error.strerror}") from error
         if not self.is_kept:
             self.close()
-        return raw
+        if len(raw) >= max_bytes:  # a line that is cut off would be another number
+            del raw[raw.rfind(b"\n") + 1 :]
+        return bytes(raw)
 
     def close(self) -> None:
         """Close it; the next read opens it again."""
@@ -59,39 +69,41 @@ class Counters:
     AGAIN_S."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str], tuple[float, float]] = {}
+        self._last: OrderedDict[tuple[str, str], tuple[float, float]] = OrderedDict()
+        """Value, and when it was reported (s); the one that was given longest ago first."""
 
     def report(self, points: Points, series: str, value: float, labels: str = "") -> None:
         """Add a point unless the series stands still."""
         key = (series, labels)
         now_s = time.monotonic()
         last = self._last.get(key)
-        if last is not None and last[0] == value and now_s - last[1] < AGAIN_S:
-            return
-        if len(self._last) >= MAX_SERIES:
-            self._last.clear()  # report all of them once more
+        if last is not None:
+            self._last.move_to_end(key)
+            if last[0] == value and now_s - last[1] < AGAIN_S:
+                return
+        elif len(self._last) >= MAX_SERIES:
+            self._last.popitem(last=False)
         self._last[key] = (value, now_s)
         points.add(series, value, labels)
 
 
 class UnchangedLines:
-    """Lines of counters that are the same as before: their values need not be parsed, until it is
-    time to report all of them again."""
+    """Lines of counters that are the same as in the last read: their values need not be parsed,
+    until it is time to report all of them again. As many are remembered as were read."""
 
     def __init__(self) -> None:
-        self._seen: set[bytes] = set()
+        self._seen: frozenset[bytes] = frozenset()
         self._again_s = 0.0
 
-    def holds(self, line: bytes) -> bool:
-        """Whether this very line was there before, and was reported lately."""
-        if line in self._seen and time.monotonic() < self._again_s:
-            return True
-        if time.monotonic() >= self._again_s or len(self._seen) >= MAX_SERIES:
-            self._seen.clear()
+    def changed(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Those that were not there before, or all of them after AGAIN_S."""
+        now_s = time.monotonic()
+        before, self._seen = self._seen, frozenset(lines)
+        if now_s >= self._again_s:
             # By then `Counters` report a series that stands still, too.
-            self._again_s = time.monotonic() + AGAIN_S + NORMAL_S
-        self._seen.add(line)
-        return False
+            self._again_s = now_s + AGAIN_S + NORMAL_S
+            return list(lines)
+        return [line for line in lines if line not in before]
 
 
 def table(raw: bytes, wanted: Container[bytes] | None = None) -> dict[str, int]:

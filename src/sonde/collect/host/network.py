@@ -3,14 +3,20 @@
 
 Only the kernel's counters are read; no BPF program runs at packets. Every network namespace has
 separate counters, those of containers too; they are read through a process in it.
+
+Any user may make namespaces, and thousands of interfaces in them, with a frame through each at any
+time. So what is read of others' namespaces has one bound, which parties share. It is far below
+what `Counters` remember, and no more than the registry has room for.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from sonde import procfs
 from sonde.collect.host.files import Counters, KernelFile, UnchangedLines, labels
@@ -21,7 +27,22 @@ from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavaila
 MAX_NAMESPACES = 32
 """Namespaces that are read; how many more there are is reported."""
 MAX_INTERFACES = 256
-"""Of one namespace, those that come first in the file."""
+"""Of the agent's own namespace, those that come first in the file; only root adds to it."""
+MAX_OTHERS = 448
+"""Interfaces of all other namespaces together, eight series each: with those of the protocols, what
+`sonde.sinks.plain_series` has room for."""
+MAX_OF_PARTY = 64
+"""Of these, interfaces of one party, unless it is root: a container has a few."""
+FEW_INTERFACES = 4
+"""For which a namespace has room if its party's share allows, also before they are there."""
+MAX_COUNTED = 512
+"""Interfaces of one namespace that are counted; how many exceed what is read is reported."""
+LINE_BYTES = 384
+"""No line of /proc/net/dev is longer: a name of 15 bytes, 16 numbers of 64 bits."""
+HEAD_LINES = 2
+"""Before the first interface."""
+ROOT = 0
+"""The party of root, whose namespaces are the machine's own: of routers, of virtual machines."""
 ALL_AGAIN_S = 60.0
 """How often the namespace of every process is read again."""
 
@@ -49,6 +70,9 @@ _PROTOCOLS = {
     "Udp.RcvbufErrors": ("sonde.host.udp.dropped", "receive"),
     "Udp.SndbufErrors": ("sonde.host.udp.dropped", "transmit"),
 }
+_REPORTED = frozenset(name.partition(".")[0].encode() for name in _PROTOCOLS)
+"""Protocols; the names of their counters are always the same, unlike those of IcmpMsg, of which a
+packet adds one."""
 
 
 class _Namespace:
@@ -58,10 +82,26 @@ class _Namespace:
         self.label = label
         self.dev = KernelFile(f"{proc}/net/dev")
         self.snmp, self.netstat = KernelFile(f"{proc}/net/snmp"), KernelFile(f"{proc}/net/netstat")
+        self.room = MAX_INTERFACES
+        """How many interfaces are read."""
         self.lines = UnchangedLines()
         """Lines of `dev` that did not change."""
         self.reported: dict[bytes, list[tuple[int, str, str]]] = {}
         """By a line of names in `snmp` or `netstat`: column, series and labels of each counter."""
+
+    def interfaces(self, limit: int) -> list[bytes]:
+        """The lines of `limit` interfaces, those that come first in the file; no more of it is
+        generated. Raises SourceUnavailable."""
+        if not limit:
+            return []
+        lines = self.dev.read((HEAD_LINES + limit) * LINE_BYTES).split(b"\n")
+        return [line for line in lines[HEAD_LINES : HEAD_LINES + limit] if line]
+
+    def count(self) -> int:
+        """How many interfaces it has, MAX_COUNTED at most."""
+        with suppress(SourceUnavailable):
+            return len(self.interfaces(MAX_COUNTED))
+        return 0
 
     def close(self) -> None:
         for file in (self.dev, self.snmp, self.netstat):
@@ -73,8 +113,9 @@ class Network:
 
     name = "network"
 
-    def __init__(self) -> None:
-        self._softnet = KernelFile("/proc/net/softnet_stat")
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._softnet = KernelFile(proc / "net/softnet_stat")
         self._counters = Counters()
         self._namespaces: dict[int, _Namespace] = {}
         self._processes = _ProcessNamespaces()
@@ -105,18 +146,34 @@ class Network:
     def _look(self, points: Points) -> None:
         """Find the namespaces of all processes, with one process for each."""
         found: dict[int, _Namespace] = {}
-        there = list(self._processes.namespaces())
+        there = [
+            (procfs.party_of(pid) if pid else ROOT, inode, pid)
+            for inode, pid in self._processes.namespaces()
+        ]
         chosen = _shared(there, self._namespaces)
         points.add("sonde.network.namespaces_left_out", len(there) - len(chosen))
-        for inode, pid in chosen:
+        for _, inode, pid in chosen:
             known = self._namespaces.pop(inode, None)
             if known is None:
                 label = "" if not pid else str(inode)
-                known = _Namespace(label, f"/proc/{pid or 'self'}")
+                known = _Namespace(label, f"{self._proc}/{pid or 'self'}")
             found[inode] = known
         for gone in self._namespaces.values():
             gone.close()
         self._namespaces = found
+        left_out = self._share_interfaces({inode: party for party, inode, pid in chosen if pid})
+        points.add("sonde.network.interfaces_left_out", left_out)
+
+    def _share_interfaces(self, party_of: Mapping[int, int]) -> int:
+        """Give the namespaces room for their interfaces; `party_of`: the party of each that is not
+        the agent's own. Returns how many interfaces find none."""
+        counts = {inode: namespace.count() for inode, namespace in self._namespaces.items()}
+        wanted = {inode: max(counts[inode], FEW_INTERFACES) for inode in party_of}
+        for inode, room in share_interfaces(party_of, wanted).items():
+            self._namespaces[inode].room = room
+        return sum(
+            max(0, count - self._namespaces[inode].room) for inode, count in counts.items()
+        )
 
     def _read(self, points: Points) -> None:
         for namespace in self._namespaces.values():
@@ -131,9 +188,7 @@ class Network:
                 self._read_protocols(points, namespace, namespace.netstat.read())
 
     def _read_dev(self, points: Points, namespace: _Namespace) -> None:
-        for line in namespace.dev.read().split(b"\n")[2 : 2 + MAX_INTERFACES]:
-            if namespace.lines.holds(line):
-                continue
+        for line in namespace.lines.changed(namespace.interfaces(namespace.room)):
             name, colon, rest = line.partition(b":")
             values = rest.split()
             if not colon or len(values) < 12:
@@ -150,11 +205,11 @@ class Network:
     def _read_protocols(self, points: Points, namespace: _Namespace, raw: bytes) -> None:
         lines = raw.split(b"\n")
         for names, values in zip(lines[::2], lines[1::2], strict=False):
+            if names.partition(b":")[0] not in _REPORTED:
+                continue
             reported = namespace.reported.get(names)
             if reported is None:
                 reported = namespace.reported[names] = list(_wanted(names, namespace.label))
-            if not reported:
-                continue
             numbers = values.split()
             for column, series, label in reported:
                 if column < len(numbers):
@@ -199,11 +254,38 @@ def _wanted(line: bytes, namespace: str) -> Iterator[tuple[int, str, str]]:
             )
 
 
-def _shared(there: Sequence[tuple[int, int]], known: Container[int]) -> list[tuple[int, int]]:
-    """MAX_NAMESPACES of (inode, pid), the agent's own first: any user may make namespaces."""
-    own = [(inode, pid) for inode, pid in there if not pid]
-    others = ((procfs.party_of(pid), (inode, pid)) for inode, pid in there if pid)
-    return own + share_out(others, MAX_NAMESPACES - len(own), lambda one: one[0] in known)
+def _shared(
+    there: Sequence[tuple[int, int, int]], known: Container[int]
+) -> list[tuple[int, int, int]]:
+    """MAX_NAMESPACES of (party, inode, pid), the agent's own first: any user may make
+    namespaces."""
+    own = [one for one in there if not one[2]]
+    others = ((one[0], one) for one in there if one[2])
+    return own + share_out(others, MAX_NAMESPACES - len(own), lambda one: one[1] in known)
+
+
+def share_interfaces(party_of: Mapping[int, int], wanted: Mapping[int, int]) -> dict[int, int]:
+    """How many interfaces of each namespace are read: MAX_OTHERS of all, which parties share, with
+    at most MAX_OF_PARTY each; a party's are shared by its namespaces.
+
+    `party_of`: the party of each namespace, `wanted`: how many of its interfaces are to be read.
+    """
+    of_party: dict[int, list[int]] = {}
+    for inode, party in party_of.items():
+        of_party.setdefault(party, []).append(inode)
+    everybody = []
+    for party, inodes in of_party.items():
+        limit = MAX_OTHERS if party == ROOT else MAX_OF_PARTY
+        turns = share_out(
+            ((inode, inode) for inode in inodes for _ in range(wanted[inode])), limit, _alike
+        )
+        everybody += [(party, inode) for inode in turns]
+    shares = Counter(share_out(everybody, MAX_OTHERS, _alike))
+    return {inode: shares[inode] for inode in party_of}
+
+
+def _alike(_inode: int) -> bool:
+    return True
 
 
 class _ProcessNamespaces:
