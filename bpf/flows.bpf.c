@@ -90,13 +90,23 @@ static __always_inline void set_owner(struct counted *c, struct task_struct *tas
 /*
  * Sets a counter of `c` to its value now, and that of `added` to the difference. A socket whose connection
  * failed, or was given up (connect() to AF_UNSPEC), counts from 0 again: a difference would be negative, and
- * so next to 2^64.
+ * so next to 2^64. A scan and the end of a connection may come at the same time: what was counted is read
+ * first, so that a lower value is a new beginning, and who comes second takes only what was left.
  */
 #define TAKE(field, now)                                                                           \
 	do {                                                                                       \
-		u64 new_ = (now), old_ = __sync_lock_test_and_set(&c->field, new_);                \
-		added.field = new_ >= old_ ? new_ - old_ : new_;                                   \
-		any |= added.field;                                                                \
+		for (int i_ = 0; i_ < 3; i_++) {                                                   \
+			u64 old_ = *(volatile u64 *)&c->field, new_;                               \
+			barrier();                                                                 \
+			new_ = (now);                                                              \
+			if (new_ == old_)                                                          \
+				break;                                                             \
+			if (__sync_val_compare_and_swap(&c->field, old_, new_) != old_)            \
+				continue;                                                          \
+			added.field = new_ > old_ ? new_ - old_ : new_;                            \
+			any |= added.field;                                                        \
+			break;                                                                     \
+		}                                                                                  \
 	} while (0)
 
 #define ADD(field) ADD_TO(v->field, added.field)

@@ -24,7 +24,8 @@
 #define MAX_LEVEL 2
 #define FEWER_SHIFT 1 /* at each level half as many of a thread's waits are counted */
 #define WAIT_STACKS_SHIFT                                                                          \
-	5 /* log2 of how many stacks a CPU takes in a window before they are thinned */
+	5 /* log2 of how many stacks of many waits a CPU takes in a window before they are thinned */
+#define STACKS_SHIFT 11 /* the same of all stacks of waits, of threads with few waits too: 2048 */
 #define MAX_DRAW_SHIFT 10
 
 const volatile u64 long_wait_ns = 1000000;
@@ -60,9 +61,9 @@ struct {
 struct wait_pressure {
 	u64 not_drawn; /* waits that others stand for, since the start */
 	u32 window;
-	u32 counted; /* waits, one by one, in this window */
-	u32 stacks;  /* taken in this window */
-	u32 unused;
+	u32 counted;	 /* waits, one by one, in this window */
+	u32 stacks;	 /* of threads with many waits, taken in this window */
+	u32 every_stack; /* of any thread, taken in this window */
 };
 
 struct {
@@ -91,7 +92,7 @@ static __always_inline struct wait_pressure *pressure_now(u64 now)
 	it = bpf_map_lookup_elem(&wait_pressure, &first);
 	if (it && it->window != window) {
 		it->window = window;
-		it->counted = it->stacks = 0;
+		it->counted = it->stacks = it->every_stack = 0;
 	}
 	return it;
 }
@@ -178,19 +179,28 @@ static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 no
 
 /*
  * The weight of a stack that is due, of a wait that counts as `times`; 0: it is not taken. Of threads with many
- * waits a CPU takes fewer stacks where it took many in this window.
+ * waits a CPU takes fewer stacks where it took many in this window. Where it took very many of any threads, it
+ * takes fewer of all: a walk delays what runs next, and a thousand threads with few waits each have as many
+ * stacks as one with many.
  */
 static __always_inline u32 weight_of_stack(u32 weight, u32 times, u64 now)
 {
-	struct wait_pressure *pressure = weight && times > 1 ? pressure_now(now) : NULL;
-	u32 shift;
+	struct wait_pressure *pressure = weight ? pressure_now(now) : NULL;
+	u32 shift, of_all;
 
 	if (!pressure)
 		return weight;
-	shift = octave(pressure->stacks >> WAIT_STACKS_SHIFT);
+	shift = times > 1 ? octave(pressure->stacks >> WAIT_STACKS_SHIFT) : 0;
+	of_all = 2 * octave(pressure->every_stack >> STACKS_SHIFT);
+	if (of_all > MAX_DRAW_SHIFT)
+		of_all = MAX_DRAW_SHIFT;
+	if (shift < of_all)
+		shift = of_all;
 	if (!one_in(shift))
 		return 0;
-	pressure->stacks++;
+	pressure->every_stack++;
+	if (times > 1)
+		pressure->stacks++;
 	return weight * times << shift;
 }
 

@@ -67,10 +67,8 @@ static uint32_t measure_bias(struct pool *p, bool gated)
 		pair_enqueue_end(s, stream);
 		uint64_t until = now_ns() + 100000000u; // a device that is busy
 		while (!step_is_unwanted() && driver.cuEventQuery(s->end) == CU_NOT_READY &&
-		       now_ns() < until) {
-			struct timespec t = {0, 20000};
-			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
-		}
+		       now_ns() < until)
+			nap(20000);
 		if (ok && !step_is_unwanted() &&
 		    !driver.cuEventElapsedTime(&ms, s->begin, s->end) &&
 		    !(s->gated && s->gate->timed_out))

@@ -53,9 +53,8 @@ void launches_wait_out(void)
 {
 	uint64_t begun_ns = now_ns();
 	for (int i = 0; launches_under_way() && now_ns() - begun_ns < WAIT_OUT_NS; i++) {
-		struct timespec t = {0, 5000}; // and the thread's timer slack, 50 us as a rule
 		if (i > 50)
-			clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+			nap(5000); // and the thread's timer slack, 50 us as a rule
 		else
 			__builtin_ia32_pause();
 	}

@@ -299,7 +299,7 @@ bool thread_start(void);
 void thread_end(void);
 /* From now on hooks choose launches to be timed, or only pass on. */
 void arm(bool on);
-void nap(uint64_t ns); /* sleep */
+void nap(uint64_t ns); /* sleep, and leave errno; no cancellation point */
 
 /* ---- trace.c: for a while, every kernel, copy and call of the process, recorded by CUPTI ---- */
 

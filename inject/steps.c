@@ -33,9 +33,8 @@ void step_end(void)
 
 void short_nap(int turn)
 {
-	struct timespec t = {0, 20000};
 	if (turn > 100)
-		clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+		nap(20000);
 	else
 		__builtin_ia32_pause();
 }

@@ -2,6 +2,7 @@
 // The library's one thread: follows the agent's request, puts hooks in and out, polls the backends.
 #include "internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -232,9 +233,11 @@ static enum inject_status poll_request(struct work *w, uint64_t now)
 }
 
 void nap(uint64_t ns)
-{
+{ // the C library's function is a cancellation point: it may unwind the program's thread out of fork()
 	struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-	clock_nanosleep(CLOCK_MONOTONIC, 0, &t, NULL);
+	int before = errno;
+	syscall(SYS_clock_nanosleep, CLOCK_MONOTONIC, 0, &t, NULL);
+	errno = before;
 }
 
 // setuid() and its like wait until every thread has answered the C library's own signal (SIGSETXID). It

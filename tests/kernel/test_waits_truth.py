@@ -220,6 +220,27 @@ def test_weighted_sums_of_many_waits_agree_with_exact_ones(pingpong):
             assert weighted_ns == pytest.approx(exact_ns, abs=5 * error_ns)
 
 
+def test_many_threads_with_few_waits_each_have_fewer_stacks_with_more_weight(program, record):
+    threads = 600
+    with record() as recorder:
+        process = run(program("truth/few_waits"), threads, 5)
+        waits = json.loads(process.communicate()[0])["waits"]
+    where = "WHERE pid = ? AND kind = 'blocked' AND name = 'sleep'"
+    exact = dict(
+        recorder.rows(f'SELECT tid, sum("count") FROM activity {where} GROUP BY tid', process.pid)
+    )
+    weighted = dict(
+        recorder.rows(f"SELECT tid, sum(weight_count) FROM sample {where} GROUP BY tid", process.pid)
+    )
+    assert sum(exact.values()) == pytest.approx(waits, rel=EXACT)
+    # All are counted one by one; a CPU takes 2,048 stacks in a window of 1.07 s, then one in 4, in
+    # 16 and so on (bpf/short_waits.h).
+    changed = [tid for tid, count in exact.items() if weighted.get(tid, 0) != count]
+    assert len(changed) > threads / 2
+    # At most one in 16 is taken: five standard errors of a sum of such draws.
+    assert sum(weighted.values()) == pytest.approx(waits, abs=5 * (16 * waits) ** 0.5)
+
+
 def test_a_wait_in_progress_from_start_to_end_is_there_in_full(record):
     process = run("sleep", "60")
     try:

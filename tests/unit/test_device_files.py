@@ -410,6 +410,25 @@ def test_a_file_beyond_the_bound_is_counted_once(opened, monkeypatch):
     assert len(probes.notices) == 2
 
 
+def test_one_party_s_files_leave_room_for_those_of_others_to_wait(monkeypatch):
+    monkeypatch.setattr(put_off, "MAX_FILES", 8)
+    files = put_off.PutOffFiles()
+    flood, other = Holder(os.getpid(), 1000), Holder(os.getpid(), 1001)
+    for number in range(20):
+        files.add((8, 1, number), A_LIBRARY, flood)
+    tried = [key for key, _ in files._files.items()]
+    for number in range(20):
+        files.add((8, 2, number), A_LIBRARY, other)
+    assert sum((8, 2, number) in files for number in range(20)) == 4
+    assert sum((8, 1, number) in files for number in range(20)) == 4
+    assert files.count == 40
+    for key in tried:  # some have made room meanwhile
+        with files.attempt(key):
+            pass
+    assert all(key not in files for key in tried)
+    assert len(files._no_room) <= 8
+
+
 def test_where_the_way_to_a_file_is_gone_others_are_looked_for(opened, monkeypatch):
     probes = FakeProbes("libOpenCL.so.1")
     probes.held[8, 1, 3] = Holder(500_000_001, 1000)

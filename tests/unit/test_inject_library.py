@@ -38,6 +38,23 @@ def library(tmp_path_factory):
     return path
 
 
+CANCELLATION_POINTS = frozenset(
+    "accept clock_nanosleep close connect creat fcntl fsync msync nanosleep open open64 openat pause"
+    " poll ppoll pread pread64 pselect pthread_cond_wait pthread_join pwrite read readv recv select"
+    " sem_wait send sigsuspend sigwait sleep system usleep wait waitpid write writev".split()
+)
+
+
+def test_it_calls_nothing_that_may_end_the_thread_that_it_is_in(library):
+    # A thread that is cancelled is unwound out of such a call, here out of fork() and of drivers.
+    found = subprocess.run(
+        ["nm", "-D", "--undefined-only", library], check=True, capture_output=True, text=True
+    )
+    called = {line.split()[-1].partition("@")[0] for line in found.stdout.splitlines()}
+    assert "syscall" in called
+    assert not called & CANCELLATION_POINTS
+
+
 def counted(text):
     """What the program reports it launched, by name as the library reports it."""
     ran = {name: int(count) for name, count, _ in map(str.split, text.splitlines())}

@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from sonde.collect import tasks
 from sonde.collect.collector import Batch
 from sonde.collect.small_waits import MAX_RESTS, RestKey, SmallWaits
 from sonde.collect.tasks import TaskCollector
@@ -122,11 +123,25 @@ def test_a_rest_is_a_row_once_it_is_long_enough_and_at_the_end_of_a_chunk():
     assert not list(small.due(everything=True))
 
 
-def test_how_many_rests_there_are_is_bounded():
+def test_beyond_the_bound_of_rests_the_oldest_become_rows():
     small = SmallWaits(LEAST_NS)
-    for tid in range(MAX_RESTS + 1):
+    for tid in range(MAX_RESTS + 5):
         small.add(RestKey("blocked", "futex", "futex", 7, 1, tid), 1, 1, 1, (0, 0))
-    assert len(list(small.due(everything=False))) == MAX_RESTS + 1
+    assert [key.tid for key, _ in small.due(everything=False)] == list(range(5))
+    assert len(list(small.due(everything=True))) == MAX_RESTS
+
+
+def test_beyond_the_bound_of_processes_those_that_did_nothing_lately_become_rows(monkeypatch):
+    monkeypatch.setattr(tasks, "MAX_ROWS", 10)
+    collector = TaskCollector.__new__(TaskCollector)
+    collector._least_ns, collector._small = LEAST_NS, {}
+    used = [1] * 13
+    for turn in range(20):
+        drained = [(pid, 0, *used) for pid in (1, 2, 100 + turn)]
+        found = [pid for pid, _, _ in collector._due(drained, False)]
+        assert found == ([100 + turn - 8] if turn >= 8 else [])
+    assert len(list(collector._due([], True))) == 10
+    assert not collector._small
 
 
 def test_what_a_process_used_is_added_up_until_it_is_worth_a_row():

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ FIRST_S: Final = 1.0
 MAX_S: Final = 60.0
 """To the next attempt: twice as long each time, unless the process is gone."""
 MAX_FILES: Final = 1_024
-"""Files that wait; others have no probes until a process maps them again."""
+"""Files that wait, shared by the parties for whose processes they wait; others have no probes until
+a process maps them again."""
 
 
 @dataclass(slots=True)
@@ -26,6 +28,8 @@ class _Waiting:
     """How to open it: by a mapping, or by the path where it is installed."""
     holder_pid: int
     """The process that would keep the kernel waiting."""
+    party: int
+    """That process's."""
     gap_s: float
     due_s: float = 0.0
     attempts: int = 0
@@ -38,7 +42,8 @@ class PutOffFiles:
         self._files: dict[FileKey, _Waiting] = {}
         self.count = 0
         """Files that had to wait so far; one that waits again later counts again."""
-        self._no_room: set[FileKey] = set()
+        self._no_room: OrderedDict[FileKey, None] = OrderedDict()
+        """Files that found no room and were counted, the oldest first."""
 
     def __contains__(self, key: FileKey) -> bool:
         return key in self._files
@@ -49,18 +54,36 @@ class PutOffFiles:
         is_new = known is None and key not in self._no_room
         self.count += is_new
         if known is None:
-            if len(self._files) >= MAX_FILES:
-                if len(self._no_room) >= MAX_FILES:
-                    self._no_room.clear()
-                self._no_room.add(key)
-                return is_new  # counted, and found again when somebody maps it
-            self._no_room.discard(key)
-            known = self._files[key] = _Waiting(where, 0, FIRST_S / 2)
-        known.holder_pid = holder.pid
+            if not self._has_room(holder.party):
+                self._leave_out(key)
+                return is_new
+            self._no_room.pop(key, None)
+            known = self._files[key] = _Waiting(where, 0, holder.party, FIRST_S / 2)
+        known.holder_pid, known.party = holder.pid, holder.party
         known.gap_s = min(2 * known.gap_s, MAX_S)
         known.due_s = time.monotonic() + known.gap_s
         known.attempts += 1
         return is_new
+
+    def _has_room(self, party: int) -> bool:
+        """Whether one more file may wait for a party's process. Where all places are taken, the
+        newest of the party with most makes room for a party that has fewer."""
+        if len(self._files) < MAX_FILES:
+            return True
+        held = Counter(waiting.party for waiting in self._files.values())
+        (most, count), *_ = held.most_common(1)
+        if held[party] + 1 >= count:
+            return False
+        newest = next(key for key in reversed(self._files) if self._files[key].party == most)
+        del self._files[newest]
+        self._leave_out(newest)
+        return True
+
+    def _leave_out(self, key: FileKey) -> None:
+        """It is counted, and found again when somebody maps it."""
+        self._no_room[key] = None
+        if len(self._no_room) > MAX_FILES:
+            self._no_room.popitem(last=False)
 
     def mapped(self, file: MappedFile) -> None:
         """One more process maps it: it can be opened by that one's mapping."""
@@ -79,8 +102,10 @@ class PutOffFiles:
 
     @contextmanager
     def attempt(self, key: FileKey) -> Iterator[None]:
-        """A file is tried meanwhile: unless `add` puts it off again, it waits no longer."""
-        before = self._files[key].attempts
+        """A file is tried meanwhile: unless `add` puts it off again, it waits no longer. It may have
+        made room for another since it was due."""
+        waiting = self._files.get(key)
+        before = waiting.attempts if waiting is not None else 0
         yield
         waiting = self._files.get(key)
         if waiting is not None and waiting.attempts == before:

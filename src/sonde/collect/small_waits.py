@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Final, NamedTuple
 
 MAX_RESTS: Final = 32_768
-"""Threads and reasons that are added up; where there are more, all become rows at once."""
+"""Threads and reasons that are added up; where there are more, the oldest become rows at once."""
 
 
 class RestKey(NamedTuple):
@@ -80,9 +81,11 @@ class SmallWaits:
 
     def due(self, everything: bool) -> Iterator[tuple[RestKey, Rest]]:
         """Take out what becomes rows now: what has reached `least_ns`, or everything."""
-        if everything or len(self._rests) > MAX_RESTS:
+        if everything:
             taken, self._rests = self._rests, {}
             yield from taken.items()
             return
         for key in [key for key, rest in self._rests.items() if rest.ns >= self.least_ns]:
+            yield key, self._rests.pop(key)
+        for key in list(islice(self._rests, max(0, len(self._rests) - MAX_RESTS))):
             yield key, self._rests.pop(key)

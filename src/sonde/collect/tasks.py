@@ -8,6 +8,7 @@ reclaim: summed over all threads of a process, those that ended in between inclu
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 from sonde import _native, procfs
@@ -115,10 +116,9 @@ class TaskCollector(Scanning):
                 small[key] = tuple(used)
             else:
                 yield *key, used
-        if everything or len(small) > MAX_ROWS:
-            taken, self._small = small, {}
-            for key, left in taken.items():
-                yield *key, left
+        beyond = len(small) if everything else max(0, len(small) - MAX_ROWS)
+        for key in list(islice(small, beyond)):  # those that used something longest ago
+            yield *key, small.pop(key)
 
     def _groups(self) -> list[GroupNote]:
         ring = self._bpf.drain_ring("cgroup_notes", "cgroup_note", NOTES_A_TICK)
