@@ -230,7 +230,9 @@ def test_many_threads_with_few_waits_each_have_fewer_stacks_with_more_weight(pro
         recorder.rows(f'SELECT tid, sum("count") FROM activity {where} GROUP BY tid', process.pid)
     )
     weighted = dict(
-        recorder.rows(f"SELECT tid, sum(weight_count) FROM sample {where} GROUP BY tid", process.pid)
+        recorder.rows(
+            f"SELECT tid, sum(weight_count) FROM sample {where} GROUP BY tid", process.pid
+        )
     )
     assert sum(exact.values()) == pytest.approx(waits, rel=EXACT)
     # All are counted one by one; a CPU takes 2,048 stacks in a window of 1.07 s, then one in 4, in

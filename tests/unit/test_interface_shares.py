@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interfaces of users' own network namespaces: what is read of them has a bound, shared by party."""
+"""Interfaces of users' own network namespaces: what is read has a bound, shared by party."""
 
 from __future__ import annotations
 

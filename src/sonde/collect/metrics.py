@@ -218,7 +218,7 @@ class Metrics(Collector):
                     continue
                 newcomers.pop(event.pid, None)
                 if len(newcomers) >= MAX_NEWCOMERS:
-                    del newcomers[next(iter(newcomers))]  # its mark ends after MARKED_ACTIVE_S alone
+                    del newcomers[next(iter(newcomers))]  # its mark ends by its time alone
                 newcomers[event.pid] = event.time_ns
                 came = True
             elif newcomers and isinstance(event, ExitEvent):

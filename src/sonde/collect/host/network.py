@@ -171,9 +171,7 @@ class Network:
         wanted = {inode: max(counts[inode], FEW_INTERFACES) for inode in party_of}
         for inode, room in share_interfaces(party_of, wanted).items():
             self._namespaces[inode].room = room
-        return sum(
-            max(0, count - self._namespaces[inode].room) for inode, count in counts.items()
-        )
+        return sum(max(0, count - self._namespaces[inode].room) for inode, count in counts.items())
 
     def _read(self, points: Points) -> None:
         for namespace in self._namespaces.values():
