@@ -18,8 +18,8 @@ FIRST_S: Final = 1.0
 MAX_S: Final = 60.0
 """To the next attempt: twice as long each time, unless the process is gone."""
 MAX_FILES: Final = 1_024
-"""Files that wait, shared by the parties for whose processes they wait; others have no probes until
-a process maps them again."""
+"""Files that wait, shared by the parties for whose processes they wait; others have no probes
+until a process maps them again."""
 
 
 @dataclass(slots=True)
@@ -102,8 +102,8 @@ class PutOffFiles:
 
     @contextmanager
     def attempt(self, key: FileKey) -> Iterator[None]:
-        """A file is tried meanwhile: unless `add` puts it off again, it waits no longer. It may have
-        made room for another since it was due."""
+        """A file is tried meanwhile: unless `add` puts it off again, it waits no longer. It may
+        have made room for another since it was due."""
         waiting = self._files.get(key)
         before = waiting.attempts if waiting is not None else 0
         yield

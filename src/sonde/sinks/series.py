@@ -129,8 +129,8 @@ class MetricRegistry:
         self._rests: dict[str, dict[Attributes, int]] = {}
         """By metric and tenant: number of owners with a separate series `other`."""
         self._wholes: OrderedDict[Attributes, dict[tuple[str, str], Attributes]] = OrderedDict()
-        """By owner, the one that was used longest ago first: attributes of its series, by the series' name and the value of its one further
-        attribute; a cache of `count_owned`."""
+        """By owner, the one that was used longest ago first: attributes of its series, by the
+        series' name and the value of its one further attribute; a cache of `count_owned`."""
         self.folded = 0
         """Rows and counts that were added to a series `other`, or found no room."""
 
