@@ -183,6 +183,72 @@ fn states_remembered_without_end_take_no_memory() {
     assert_rule(&table, code + 8, rsp(8));
 }
 
+/// The error of a file with such a section.
+fn refusal(name: &'static str, frames: &[u8]) -> String {
+    let mut image = Image::default();
+    image.section(".text", &[0x90; CODE_BYTES as usize]);
+    image.section(name, frames);
+    match Table::build(&parse(&image.finish()).unwrap()) {
+        Ok(table) => format!("a table of {} descriptions", table.descriptions),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Where `refusal` has its code.
+fn code_start() -> u64 {
+    image(&[]).1
+}
+
+#[test]
+fn a_description_of_more_instructions_than_any_file_has_is_refused() {
+    let mut frames = common(&AT_ENTRY);
+    frames.extend(description(frames.len(), code_start(), 16, &vec![0; 1 << 25]));
+    assert!(refusal(".eh_frame", &frames).contains("too many unwind rules"));
+}
+
+#[test]
+fn common_entries_that_lie_inside_one_another_are_not_all_run_to_their_end() {
+    const NUMBER: usize = 1000;
+    const HEAD: usize = 13;
+    const UNIT: usize = HEAD + 2;
+    // Each hides the header of the next one in the operand of DW_CFA_def_cfa_expression.
+    let end = UNIT * (NUMBER + 1) + 100_000;
+    let mut frames = Vec::new();
+    for number in 0..=NUMBER {
+        let length = (end - frames.len() - 4) as u32;
+        frames.extend(length.to_le_bytes());
+        frames.extend([0, 0, 0, 0, 1, 0, 1, 0x78, 16]);
+        let is_last = number == NUMBER;
+        frames.extend(if is_last { [0, 0] } else { [DEF_CFA_EXPRESSION, HEAD as u8] });
+    }
+    frames.resize(end, 0);
+    for number in 0..NUMBER {
+        let to_common = (frames.len() + 4 - UNIT * (number + 1)) as u32;
+        let code = code_start().to_le_bytes();
+        frames.extend(entry(&[&to_common.to_le_bytes()[..], &code, &16u64.to_le_bytes()].concat()));
+    }
+    assert!(refusal(".eh_frame", &frames).contains("too many unwind rules"));
+}
+
+#[test]
+fn names_of_common_entries_that_lie_inside_one_another_are_not_all_read() {
+    const NUMBER: usize = 4000;
+    const LENGTH: u32 = 0x01010101;
+    const DESCRIPTION: usize = 24;
+    let mut frames = Vec::new();
+    for number in 0..NUMBER {
+        let common = (NUMBER * DESCRIPTION + 9 * number) as u32;
+        let code = code_start().to_le_bytes();
+        frames.extend(entry(&[&common.to_le_bytes()[..], &code, &16u64.to_le_bytes()].concat()));
+    }
+    for _ in 0..NUMBER {
+        frames.extend(LENGTH.to_le_bytes());
+        frames.extend([255, 255, 255, 255, 1]);
+    }
+    frames.resize(frames.len() + LENGTH as usize, b'a');
+    assert!(refusal(".debug_frame", &frames).contains("too many unwind rules"));
+}
+
 #[test]
 fn a_file_cut_or_changed_anywhere_makes_a_sound_table_or_none() {
     let (bytes, code) = image(&[(0, 32, &FRAMED), (32, 16, &[UNDEFINED, 16])]);
