@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use sonde_elf::file::{open, Identity};
+use sonde_elf::file::{open, open_in_root, Identity};
 
 mod imports;
 mod pages;
@@ -128,10 +128,11 @@ impl SlotFinder {
     /// The imports of a module's file; None where it cannot be opened, or is no ELF file of x86-64.
     fn imports_of(&mut self, pid: i32, module: &Module, party: i64) -> Option<Arc<Imports>> {
         let by_range = format!("/proc/{pid}/map_files/{:x}-{:x}", module.start, module.end);
-        let by_name = format!("/proc/{pid}/root{}", module.path);
+        let root = format!("/proc/{pid}/root");
         let (file, identity) = open(&PathBuf::from(by_range)).ok().or_else(|| {
             use std::os::unix::fs::MetadataExt;
-            let opened = open(&PathBuf::from(by_name)).ok()?;
+            // Its links lead nowhere else: no container chooses which of the host's files are opened.
+            let opened = open_in_root(&PathBuf::from(root), &PathBuf::from(&module.path)).ok()?;
             (opened.0.metadata().ok()?.ino() == module.inode).then_some(opened)
         })?;
         let identity = identity.with_distinct(party.cast_unsigned());

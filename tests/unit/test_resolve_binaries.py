@@ -99,3 +99,37 @@ def test_a_vdso_that_cannot_be_kept_leaves_nothing_open(monkeypatch: pytest.Monk
     before = len(list(Path("/proc/self/fd").iterdir()))
     assert binaries._dump_vdso() is None
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes files of other users")
+@pytest.mark.parametrize(
+    ("owner", "party", "is_taken"),
+    [(4_000_001, -4711, False), (4_000_001, 4_000_002, False), (4_000_002, 4_000_002, True)]
+    + [(0, -4711, True)],
+)
+def test_a_file_of_another_user_at_the_same_path_and_inode_is_not_that_of_an_ended_process(
+    resolver: Resolver,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    owner: int,
+    party: int,
+    is_taken: bool,
+) -> None:
+    """As on btrfs, where users choose inodes and no key can be compared."""
+    process = _process(resolver)
+    libc = next(it for it in process.space().mappings if it.path.endswith("/libc.so.6"))
+    path = tmp_path / "same"
+    path.write_bytes(b"theirs")
+    os.chown(path, owner, owner)
+
+    def at_our_root_alone(asked: str, **_: object) -> procfs.Opened | None:
+        if asked.startswith("/proc/"):
+            return None
+        return procfs.Opened(os.open(path, os.O_RDONLY), (0, 0, 6, 0, 0), False, True, (0, 1, 2))
+
+    monkeypatch.setattr(procfs, "open_stable", at_our_root_alone)
+    monkeypatch.setattr(process, "_party", party)
+    found = resolver._binaries._open_mapped(process, libc)
+    assert (found is not None) == is_taken
+    if found is not None:
+        os.close(found.fd)

@@ -4,10 +4,12 @@
 //! Everything is read with pread, never mapped: the owner of a mapped file can shrink it and so
 //! kill the reader with SIGBUS. Sizes claimed by the file are checked against its length before
 //! anything is allocated.
+use std::ffi::CString;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
 use std::ops::Deref;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -135,8 +137,33 @@ fn copied(error: &Error) -> Error {
 /// file.
 pub fn open(path: &Path) -> Result<(File, Identity)> {
     // O_PATH opens nothing: to open a device, a pipe or a terminal could start something, or wait.
-    let held = File::options().read(true).custom_flags(libc::O_PATH).open(path)?;
-    identity_of(&held)?;
+    open_held(&File::options().read(true).custom_flags(libc::O_PATH).open(path)?)
+}
+
+/// The same of a path below a folder, which is the root directory for its links: they lead below it, and
+/// magic links of /proc are refused. Errors: also where the kernel has no openat2() (before 5.6).
+pub fn open_in_root(root: &Path, path: &Path) -> Result<(File, Identity)> {
+    let flags = libc::O_PATH | libc::O_DIRECTORY;
+    let root = File::options().read(true).custom_flags(flags).open(root)?;
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: all zeros is a valid open_how.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+    // SAFETY: the arguments live until the call returns; the descriptor that it returns is nobody's yet.
+    let held = unsafe {
+        let (at, size) = (root.as_raw_fd(), size_of::<libc::open_how>());
+        let found = libc::syscall(libc::SYS_openat2, at, path.as_ptr(), &raw const how, size);
+        if found < 0 {
+            return Err(Error::last_os_error());
+        }
+        File::from_raw_fd(found as i32)
+    };
+    open_held(&held)
+}
+
+fn open_held(held: &File) -> Result<(File, Identity)> {
+    identity_of(held)?;
     let quietly = libc::O_NONBLOCK | libc::O_NOCTTY;
     let same = format!("/proc/self/fd/{}", held.as_raw_fd());
     let file = File::options().read(true).custom_flags(quietly).open(same)?;

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use object::{elf, Endianness};
-use sonde_elf::file::{build_id_of_notes, hex, identity_of, open, ElfFile};
+use sonde_elf::file::{build_id_of_notes, hex, identity_of, open, open_in_root, ElfFile};
 use sonde_elf::functions;
 use sonde_elf::section;
 use sonde_images::{file_of, path_of, Image};
@@ -296,4 +296,27 @@ fn a_file_that_shrinks_while_it_is_read_has_no_record() {
     held.write_all_at(&bytes, 0).unwrap();
 
     assert!(file.into_record().is_err());
+}
+
+#[test]
+fn links_below_a_root_lead_nowhere_else() {
+    use std::os::unix::fs::symlink;
+    let root = std::env::temp_dir().join(format!("sonde-root-{}", std::process::id()));
+    std::fs::create_dir_all(root.join("etc")).unwrap();
+    std::fs::write(root.join("etc/passwd"), b"its own").unwrap();
+    symlink("/etc", root.join("absolute")).unwrap();
+    symlink("../../../../etc", root.join("etc/above")).unwrap();
+    symlink("/proc/self/root/etc", root.join("magic")).unwrap();
+    symlink("/proc", root.join("proc")).unwrap();
+
+    for path in ["/etc/passwd", "/absolute/passwd", "etc/above/passwd"] {
+        let (file, _) = open_in_root(&root, path.as_ref()).unwrap();
+        let mut found = [0; 7];
+        file.read_exact_at(&mut found, 0).unwrap();
+        assert_eq!(&found, b"its own", "{path}");
+    }
+    for path in ["/magic/passwd", "/proc/self/status", "/etc", "/none"] {
+        assert!(open_in_root(&root, path.as_ref()).is_err(), "{path}");
+    }
+    std::fs::remove_dir_all(&root).unwrap();
 }

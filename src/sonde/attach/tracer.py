@@ -13,6 +13,7 @@ import json
 import os
 import random
 import signal
+import stat
 import sys
 import time
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,7 @@ from sonde import _native
 from sonde.attach import glibc, process, seccomp, threads
 from sonde.attach.image import ProcessMemory
 from sonde.errors import SondeError, TargetRefused
+from sonde.procfs import opening
 
 WAIT_S: Final = 5.0
 """How long the process is watched for a thread that sleeps where it may be borrowed."""
@@ -82,7 +84,7 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S, program: 
         )
     with ProcessMemory(pid) as memory:
         landmarks = glibc.landmarks(memory, glibc.mappings_of(pid))
-    if not Path(f"/proc/{pid}/root/proc/self").is_symlink():
+    if not _sees_proc(pid):
         raise TargetRefused(
             f"process {pid} sees no /proc, from which a library could be loaded",
             "Mount /proc in its container, or start it with: sonde record -- CMD",
@@ -92,6 +94,20 @@ def attach(pid: int, library: Path, name: str, wait_s: float = WAIT_S, program: 
         return _Attach(pid, began, borrower, content, name).run(wait_s)
     finally:
         borrower.close()
+
+
+def _sees_proc(pid: int) -> bool:
+    """Whether a process has a /proc in its root directory, by that directory's links."""
+    try:
+        handle = opening.hold(
+            f"/proc/{pid}/root/proc/self", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except OSError:
+        return False
+    try:
+        return stat.S_ISLNK(os.fstat(handle).st_mode)
+    finally:
+        os.close(handle)
 
 
 class _Attach:

@@ -284,7 +284,8 @@ class Binaries:
             if found is not None:
                 # On btrfs and overlayfs the key cannot match: there a mount of the machine's own
                 # counts (no copy was needed), not one of a user.
-                if found.key == mapping.file or (found.is_strange and not found.is_copy):
+                is_like = found.is_strange and not found.is_copy
+                if found.key == mapping.file or (is_like and (root or _is_of(found, process))):
                     return found
                 os.close(found.fd)
         return None
@@ -295,6 +296,16 @@ class Binaries:
             self._vdso = _dump_vdso()
         same = self._vdso is not None and self._vdso.identity.size == mapping.end - mapping.start
         return self._vdso if same else None
+
+
+def _is_of(found: procfs.Opened, process: TrackedProcess) -> bool:
+    """Whether a file belongs to the machine's root or to the user of a process. Where a container
+    had a path, any user of the machine may have it, too, with an inode that they choose."""
+    try:
+        owner = os.fstat(found.fd).st_uid
+    except OSError:
+        return False
+    return owner == 0 or procfs.party_of_user(owner) == process.party
 
 
 def _key_of(found: procfs.Opened) -> FileKey | None:
