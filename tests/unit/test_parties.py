@@ -239,3 +239,49 @@ def test_in_a_container_the_machines_own_list_of_subordinate_ids_counts(
     (tmp_path / "1/ns/mnt").unlink()
     (tmp_path / "1/ns/mnt").symlink_to(Path("/proc/self/ns/mnt").readlink())
     assert parties._Holders()._root is None
+
+
+@pytest.mark.parametrize("how", ["0x10000000", "0x30000000"], ids=["a user's", "with pids"])
+def test_an_orphan_is_not_of_the_user_whose_process_adopts_it(how: str) -> None:
+    """Somebody ran a program as USER beneath a subreaper of OTHER, such as a user's systemd."""
+    adopts = f"""if True:
+        import ctypes, os, signal, sys
+        libc = ctypes.CDLL(None)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps
+        libc.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+        if os.fork() == 0:
+            os.setgroups([])
+            os.setgid({USER})
+            os.setuid({USER})
+            libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
+            if os.fork() == 0:
+                libc.unshare({how})  # CLONE_NEWUSER, CLONE_NEWPID
+                open("/proc/self/setgroups", "w").write("deny")
+                open("/proc/self/uid_map", "w").write("0 {USER} 1")
+                if {how} > 0x10000000 and os.fork() != 0:
+                    os._exit(0)
+                print("there", flush=True)
+                sys.stdin.read()
+            os._exit(0)
+        os.setgroups([])
+        os.setgid({OTHER})
+        os.setuid({OTHER})
+        sys.stdin.read()
+        """
+    with subprocess.Popen(
+        [sys.executable, "-c", adopts], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "there\n"
+        until_s = time.monotonic() + 20
+        while len(orphans := procfs.family([started.pid]) - {started.pid}) != 1 or (
+            procfs.read_stat(min(orphans)).ppid != started.pid  # type: ignore[union-attr]
+            or Path(f"/proc/{started.pid}").stat().st_uid != OTHER
+        ):
+            assert time.monotonic() < until_s
+            time.sleep(0.01)
+        (orphan,) = orphans
+        party = procfs.party_of(orphan)
+        assert party == USER if how == "0x10000000" else party != OTHER
+        assert started.stdin is not None
+        started.stdin.close()

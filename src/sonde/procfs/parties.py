@@ -14,7 +14,9 @@ machine's.
 3. In a user namespace: the party, by rules 1 and 2, of the process that created it: the nearest
    ancestor in none. So a container's process that takes a user's id and then creates a user
    namespace stays that container's. Where root created it, and no pid namespace: the user of the
-   process's id, or of the first id of its uid_map.
+   process's id, or of the first id of its uid_map. An orphan's nearest ancestor is the process that
+   adopted it (init, or a subreaper such as a user's systemd): where that is another user's, the
+   user of the first id of its uid_map counts. bpf/party.h reads whose the namespace is.
 4. In a pid namespace below the machine's, where these rules find nobody (root created it with a
    user namespace, the process entered by setns(), or it is too deep): the party is that of all
    processes whose control group is of the same user, container or service, which neither a
@@ -113,12 +115,32 @@ def _creator_of(pid: int, seen: Ids, mapped: list[bytes]) -> int:
             break
         if around == _IDENTITY:
             if above.uid or above.levels > 1:
-                return _outside_user_namespaces(at.parent, above)
+                adopter = _outside_user_namespaces(at.parent, above)
+                if above.levels > 1 or adopter == holder:
+                    return adopter
+                return _of_orphan(pid, first, mapped, adopter)
             if first.levels > 1:  # perhaps a container's first process that has changed its id
                 break
             return (_holders.of(int(mapped[1])) if len(mapped) > 1 else holder) or _group_of(pid)
         at, mapped = above, around
     return holder if first.levels == 1 and holder else _group_of(pid)
+
+
+def _of_orphan(pid: int, first: Ids, mapped: list[bytes], above: int) -> int:
+    """The party of a process in a user namespace that has another user's process above it, which
+    may have adopted it: whose the first id of its uid_map is, where that is known.
+
+    Without a privilege one writes one's own id there, and none else. More ids are given to those
+    whose subordinate ones they are, by a program that may know of others than /etc/subuid.
+    """
+    if len(mapped) < 3:
+        return above
+    user = _holders.of(int(mapped[1]))
+    is_known = mapped[2] == b"1" or user != int(mapped[1])
+    if not is_known or user in (above, 0):
+        return above
+    # In a pid namespace below the machine's it may be a container's root who chose that id.
+    return user if first.levels == 1 else _group_of(pid)
 
 
 def _group_of(pid: int) -> int:
