@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,9 @@ DEFAULT_PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 GIVEN_UP_AFTER_S: Final = 1.0
 """How long a killed child is waited for."""
+
+_CPU_CLOCK: Final = 2
+"""Of a process, in the number of a clock (CPUCLOCK_SCHED of linux/posix-timers_types.h)."""
 
 _given_up: Final[list[subprocess.Popen[bytes]]] = []
 _given_up_lock: Final = threading.Lock()
@@ -108,6 +112,13 @@ def run(
         give_up(child)
         raise
     return subprocess.CompletedProcess(argv, child.returncode, out.decode(), err.decode())
+
+
+def cpu_s(child: subprocess.Popen[bytes]) -> float:
+    """CPU time that a child has taken so far, in seconds; 0 of one that has ended."""
+    with suppress(OSError):
+        return time.clock_gettime(~child.pid << 3 | _CPU_CLOCK)
+    return 0.0
 
 
 def give_up(child: subprocess.Popen[bytes]) -> None:

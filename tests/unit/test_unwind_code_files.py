@@ -30,8 +30,7 @@ class Cache:
         self.requested: list[str] = []
         self.failed: set[str] = set()
 
-    @property
-    def has_room(self) -> bool:
+    def has_room(self, party: int) -> bool:
         return self.room > 0
 
     def find(self, key: str) -> None:
@@ -100,7 +99,7 @@ class Files:
         found = set()
         for file, index in map(self.files.of, mappings):
             assert file is not None
-            self.files.wait_for(file, child.pid)
+            self.files.wait_for(file, child.pid, process.party)
             found.add(index)
         return child.pid, found
 

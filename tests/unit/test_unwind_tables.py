@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from sonde import _native
+from sonde.unwind import table_cache
 from sonde.unwind.table_cache import MAX_SENT, TableCache
 
 RULE = struct.Struct("<BBHiii")
@@ -370,9 +371,45 @@ def test_a_file_that_hangs_its_reader_is_given_up(tmp_path):
     cache = TableCache(tmp_path, builder=("sleep", "1000"), deadline_s=0.3)
     cache.request("hanging", os.open(os.devnull, os.O_RDONLY))
     child = cache._child.pid
-    wait_for(cache, "hanging", 5)
-    assert cache.has_failed("hanging")
+    until_s = time.monotonic() + 5
+    while cache.is_busy and time.monotonic() < until_s:
+        assert not cache.poll()
+        time.sleep(0.01)
     assert not Path(f"/proc/{child}").exists()
+    # It may be the machine that was busy: the file is tried again.
+    assert cache.put_off == 1
+    assert cache.awaits("hanging")
+    assert not cache.has_failed("hanging")
+    cache.close()
+
+
+# Takes longer than the first deadline by the clock, but no CPU time.
+SLOW = """
+import json, sys, time
+for line in sys.stdin:
+    time.sleep(0.6)
+    name = json.loads(line)["prefix"] + "-0"
+    print(json.dumps({"name": name, "was_there": False}), flush=True)
+"""
+
+
+def test_what_was_slow_by_the_clock_alone_is_tried_again_for_longer(tmp_path, monkeypatch):
+    monkeypatch.setattr(table_cache, "LATE_S", 0.2)
+    cache = TableCache(tmp_path, builder=(sys.executable, "-c", SLOW), deadline_s=0.5)
+    cache.request("slow", os.open(os.devnull, os.O_RDONLY))
+    wait_for(cache, "slow")
+    assert cache.put_off >= 1
+    assert (cache.built, cache.failed) == (1, 0)
+    cache.close()
+
+
+def test_a_file_that_takes_too_much_cpu_time_gets_no_table(tmp_path):
+    turning = "while True: pass"
+    cache = TableCache(tmp_path, builder=(sys.executable, "-c", turning), max_cpu_s=0.3)
+    cache.request("endless", os.open(os.devnull, os.O_RDONLY))
+    wait_for(cache, "endless")
+    assert cache.has_failed("endless")
+    assert cache.put_off == 0
     cache.close()
 
 

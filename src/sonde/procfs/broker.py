@@ -55,10 +55,6 @@ _LENGTH: Final = struct.Struct("<I")
 _MAX_FDS: Final = 1
 
 
-_CPU_CLOCK: Final = 2
-"""Of a process, in the number of a clock (CPUCLOCK_SCHED of linux/posix-timers_types.h)."""
-
-
 class Broker:
     """One child at a time, which reads for all threads of this process."""
 
@@ -102,11 +98,8 @@ class Broker:
 
     def cpu_s(self) -> float:
         """CPU time that the child has taken so far; 0 without one."""
-        if (child := self._child) is None:
-            return 0.0
-        with suppress(OSError):  # it has ended
-            return time.clock_gettime(~child.pid << 3 | _CPU_CLOCK)
-        return 0.0
+        child = self._child
+        return 0.0 if child is None else interpreter.cpu_s(child)
 
     def ask_of_file(self, who: int | None, request: tuple[Any, ...]) -> Any:
         """`ask` about a file that the process chose or maps: if that hangs, its files are left

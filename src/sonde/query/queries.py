@@ -98,6 +98,9 @@ LOSS_TEXT = {
     " stacks whose device runs had not come yet are counted as dropped",
     "put_off": "times that a process was not read with many others, as some of them, of the same"
     " user or container or of several, answered too late or not at all",
+    "tables_put_off": "times that the unwind table of a file had to wait, because too many of its"
+    " user's or container's waited, or it took too long on a busy machine; its code was walked by"
+    " frame pointers until then",
     "too_many_files": "times that a process had more files with code than are looked at; the rest"
     " was walked by frame pointers",
     "mappings": "mappings that could not be followed; when they are unmapped is not seen",

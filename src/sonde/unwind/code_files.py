@@ -136,8 +136,9 @@ class CodeFiles:
         """Those without a table that are remembered beside those with users."""
         self._waiting: dict[str, set[int]] = {}
         """Pids that wait for a table that is requested, by the key of its file."""
-        self._crowded: set[int] = set()
-        """Pids of those with a file whose table could not be requested, as too many were."""
+        self._crowded: dict[int, int] = {}
+        """Parties of those with a file whose table could not be requested, as too many of their
+        party were; by pid."""
         self._begun: OrderedDict[int, _Begun] = OrderedDict()
         """By pid."""
         self._ordered_s = 0.0
@@ -185,7 +186,7 @@ class CodeFiles:
     def forget(self, pid: int) -> None:
         """A process is no longer of interest."""
         self._begun.pop(pid, None)
-        self._crowded.discard(pid)
+        self._crowded.pop(pid, None)
 
     def of(self, mapping: Mapping) -> tuple[CodeFile | None, int]:
         """(file, its index) of a mapping that was looked up; (None, its index or 0) of another."""
@@ -207,21 +208,22 @@ class CodeFiles:
                 self._idle.use(index, party)
         self._drop_idle()
 
-    def wait_for(self, file: CodeFile, pid: int) -> None:
-        """Load a process again when the table of a file is built, if that is still to come."""
+    def wait_for(self, file: CodeFile, pid: int, party: int) -> None:
+        """Load a process of a party again when the table of a file is built, if that is still to come."""
         if file.is_final or file.lacks_room:
             return
         if self._cache.awaits(file.key):
             self._waiting.setdefault(file.key, set()).add(pid)
         else:
-            self._crowded.add(pid)
+            self._crowded[pid] = party
 
     def finished(self) -> set[int]:
         """Pids of those for which a table was built, or failed, since the last call, and of those
         that can request one now."""
-        ready: set[int] = set()
-        if self._crowded and self._cache.has_room:
-            ready, self._crowded = self._crowded, ready
+        has_room = {it: self._cache.has_room(it) for it in set(self._crowded.values())}
+        ready = {pid for pid, party in self._crowded.items() if has_room[party]}
+        for pid in ready:
+            del self._crowded[pid]
         for key in self._cache.poll():
             ready |= self._waiting.pop(key, set())
         return ready

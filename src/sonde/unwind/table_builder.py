@@ -5,7 +5,7 @@ It reads files of any user, some of them large. So it runs at low priority and u
 limit; if it dies, its parent starts another one.
 
 Protocol: one line of JSON per request on stdin, {"path", "folder", "prefix"}, and one per response
-on stdout: {"name", "was_there"} or {"error"}. A table is the file PREFIX-DIGEST.unw in the folder:
+on stdout: {"name", "was_there"} or {"error"}, with the CPU time it took, "cpu_s". A table is the file PREFIX-DIGEST.unw in the folder:
 the prefix is the build id and size of the file that it is of (`table_cache.key_of`), the digest
 covers all bytes of that file that were read to build it.
 """
@@ -17,6 +17,7 @@ import json
 import os
 import resource
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -75,8 +76,10 @@ def main() -> None:
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin:
+        began_s = time.process_time()
         response = respond(json.loads(line))
         _native.release_memory()
+        response["cpu_s"] = time.process_time() - began_s
         sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 

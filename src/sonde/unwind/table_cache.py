@@ -16,7 +16,7 @@ import selectors
 import subprocess
 import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from sonde import _native, interpreter
 from sonde.resolve.allowance import ROOT
+from sonde.unwind.build_queue import BuildQueue, Request
 from sonde.unwind.cache_folder import default_folder
 from sonde.unwind.chain import FoundEngine
 from sonde.unwind.cpython import FoundInterpreter
@@ -33,11 +34,26 @@ from sonde.unwind.table_room import ENDING, TableRoom
 
 MAX_CACHE_BYTES: Final = 512 << 20
 MAX_QUEUED: Final = 1024
-"""Requests that wait; a further one is dropped, and made again once half of these are answered."""
+"""Requests that wait. A further one is dropped, or takes the place of one of the party that has
+most; it is made again once half of its party's are answered."""
 MAX_SENT: Final = 8
 """Unanswered requests. They are answered in order: a crash is the fault of the first."""
-DEADLINE_S: Final = 60.0
-"""A file that takes longer gets no table: reading it may block."""
+MAX_CPU_S: Final = 8.0
+"""A file whose table takes more CPU time gets none: five times that of PyTorch's largest library,
+1.6 s."""
+DEADLINE_S: Final = 120.0
+"""A build that takes longer by the clock is given up, and tried again later with twice that:
+reading the file may block, or others may take the CPUs."""
+LATE_S: Final = 60.0
+"""The first time; doubled each time."""
+MAX_LATE_S: Final = 3600.0
+MAX_LATE: Final = 64
+"""Requests that are to be tried again."""
+LONG_S: Final = 0.5
+"""CPU time of a build, after which others of its party are not left at the subprocess: another
+party would wait for them."""
+DEATH_S: Final = 0.5
+"""What a file costs its party at least whose build ends the subprocess: that of the next one."""
 BUILDER: Final = interpreter.command(Path(__file__).resolve().with_name("table_builder.py"))
 """By its path: as a module of this package, it would import the whole package."""
 END_S: Final = 1.0
@@ -71,13 +87,6 @@ class CachedTable:
     """The engine of Ruby or PHP in the file, if any."""
 
 
-@dataclass(slots=True)
-class _Request:
-    key: str
-    fd: int
-    party: int
-
-
 def _found(python: tuple[int, int, int, list[int], bytes]) -> FoundInterpreter:
     version, runtime, key, evaluation, raw = python
     start, end, cold, cold_end = evaluation
@@ -106,9 +115,11 @@ class TableCache:
         max_bytes: int = MAX_CACHE_BYTES,
         builder: Sequence[str] = BUILDER,
         deadline_s: float = DEADLINE_S,
+        max_cpu_s: float = MAX_CPU_S,
     ) -> None:
         self._builder = builder
         self._deadline_s = deadline_s
+        self._max_cpu_s = max_cpu_s
         self._temporary = None
         folder = folder or default_folder()
         if folder is None:  # no private folder: tables of this run alone
@@ -125,21 +136,30 @@ class TableCache:
         """Names of tables that were used in this run."""
         self._child: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
-        self._queue: deque[_Request] = deque()
+        self._queue = BuildQueue(MAX_QUEUED)
         self._requested: set[str] = set()
         self._failed: dict[str, None] = {}
-        self._sent: deque[_Request] = deque()
+        self._sent: deque[Request] = deque()
+        self._late: deque[tuple[float, Request]] = deque()
+        """Requests whose build took too long by the clock, and when they are tried again."""
+        self._dropped: list[str] = []
+        """Keys of requests that were dropped since the last `poll`."""
         self._received = b""
         self._used_s = 0.0
         """When the last request was sent."""
         self._first_since_s = 0.0
         """Since when the subprocess has worked on the oldest unanswered request."""
+        self._first_cpu_s = self._cpu_s = 0.0
+        """CPU time of the subprocess then, and now."""
+        self.put_off = 0
+        """Requests that were dropped, as too many of their party wait, or took too long by the
+        clock and are tried again."""
         self.built = 0
         self.failed = 0
 
     @property
     def is_busy(self) -> bool:
-        """Whether requests are queued or unanswered."""
+        """Whether requests are queued or unanswered, without those to be tried again later."""
         return bool(self._sent or self._queue)
 
     def find(self, key: str) -> CachedTable | None:
@@ -180,10 +200,15 @@ class TableCache:
     def request(self, key: str, fd: int, party: int = ROOT) -> None:
         """Have the table of an open file found or built, for a party. The descriptor is
         duplicated."""
-        if key in self._requested or key in self._failed or len(self._queue) >= MAX_QUEUED:
+        if key in self._requested or key in self._failed:
+            return
+        if not self._queue.has_place(party):
+            self.put_off += 1
             return
         self._requested.add(key)
-        self._queue.append(_Request(key, os.dup(fd), party))
+        evicted = self._queue.add(Request(key, os.dup(fd), party))
+        if evicted is not None:
+            self._drop(evicted)
         self._send()
 
     @property
@@ -191,14 +216,14 @@ class TableCache:
         """Whether requests wait that the subprocess does not have yet."""
         return bool(self._queue)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the table of many a file can be requested."""
-        return len(self._queue) <= MAX_QUEUED // 2
+    def has_room(self, party: int) -> bool:
+        """Whether the tables of many files can be requested for a party."""
+        return self._queue.has_room(party)
 
     def order(self, weights: Mapping[str, float]) -> None:
-        """Have files with the greatest weights built first; of equal ones the first asked for."""
-        self._queue = deque(sorted(self._queue, key=lambda it: -weights.get(it.key, 0.0)))
+        """Have files with the greatest weights built first, of each party; of equal ones the first
+        asked for."""
+        self._queue.order(weights)
 
     def warm_up(self) -> None:
         """Start the subprocess before its first request, where no table is known yet: then there
@@ -208,28 +233,73 @@ class TableCache:
             self._used_s = time.monotonic()
 
     def poll(self) -> list[str]:
-        """Keys that were finished (or failed) since the last call."""
-        done = []
+        """Keys that were finished (or failed), or dropped, since the last call."""
+        self._resume_late()
+        done, self._dropped = self._dropped, []
         while self._sent and (response := self._receive()) is not None:
             request = self._sent.popleft()
-            os.close(request.fd)
-            self._requested.discard(request.key)
-            name = response.get("name", "")
-            was_there = bool(response.get("was_there", False))
-            if _NAME.fullmatch(name) and (was_there or self._room.add(name, request.party)):
-                self._add_name(request.key, name)
-                self.built += not was_there
+            used_s = float(response.get("cpu_s", 0.0))
+            self._queue.charge(request.party, used_s)
+            if response.get("is_late"):
+                self._try_later(request)
             else:
-                self.mark_failed(request.key)
-            done.append(request.key)
-            self._first_since_s = time.monotonic()
-            if self._child is None:  # it crashed over this request: send the others again
-                self._queue.extendleft(reversed(self._sent))
+                os.close(request.fd)
+                self._requested.discard(request.key)
+                self._finish(request, response)
+                done.append(request.key)
+            if self._is_long(request.party, used_s):
+                self._end_child()
+            if self._child is None:  # nor after a crash over this request
+                self._queue.put_back(self._sent)
                 self._sent.clear()
+            self._begin_first()
             self._send()
         if self._child and not self.is_busy and time.monotonic() - self._used_s > IDLE_S:
-            self.close()
+            self._end_child()
+            self._index.write()
         return done
+
+    def _finish(self, request: Request, response: Mapping[str, Any]) -> None:
+        name = response.get("name", "")
+        was_there = bool(response.get("was_there", False))
+        if _NAME.fullmatch(name) and (was_there or self._room.add(name, request.party)):
+            self._add_name(request.key, name)
+            self.built += not was_there
+        else:
+            self.mark_failed(request.key)
+
+    def _is_long(self, party: int, used_s: float) -> bool:
+        """Whether requests behind one that took this long go back into the queue."""
+        return (
+            used_s >= LONG_S
+            and self._queue.level(party) > 0
+            and any(it.party == party for it in self._sent)
+        )
+
+    def _try_later(self, request: Request) -> None:
+        self.put_off += 1
+        wait_s = min(LATE_S * 2**request.times_late, MAX_LATE_S)
+        request.times_late += 1
+        self._late.append((time.monotonic() + wait_s, request))
+        if len(self._late) > MAX_LATE:
+            self._drop(self._late.popleft()[1])
+
+    def _resume_late(self) -> None:
+        if not self._late:
+            return
+        now_s = time.monotonic()
+        due = [request for due_s, request in self._late if due_s <= now_s]
+        if due:
+            self._late = deque(it for it in self._late if it[0] > now_s)
+            self._queue.put_back(due)
+            self._send()
+
+    def _drop(self, request: Request) -> None:
+        """Forget a request; those who wait for it may make it again."""
+        os.close(request.fd)
+        self._requested.discard(request.key)
+        self._dropped.append(request.key)
+        self.put_off += 1
 
     def _add_name(self, key: str, name: str) -> None:
         self._names[key] = name
@@ -255,21 +325,28 @@ class TableCache:
 
     def close(self) -> None:
         """End the subprocess and drop unanswered requests."""
-        for request in (*self._queue, *self._sent):
+        for request in (*self._queue.clear(), *self._sent, *(it for _, it in self._late)):
             os.close(request.fd)
-        self._queue.clear()
         self._requested.clear()
         self._sent.clear()
+        self._late.clear()
         self._end_child()
         self._index.write()
 
+    def _begin_first(self) -> None:
+        """The subprocess begins with the oldest unanswered request."""
+        self._first_since_s = time.monotonic()
+        self._first_cpu_s = self._cpu_s = interpreter.cpu_s(self._child) if self._child else 0.0
+
     def _send(self) -> None:
-        while self._queue and len(self._sent) < MAX_SENT:
+        while len(self._sent) < MAX_SENT:
+            request = self._queue.take(Counter(it.party for it in self._sent))
+            if request is None:
+                return
             child = self._child or self._start_child()
-            request = self._queue.popleft()
             self._used_s = time.monotonic()
             if not self._sent:
-                self._first_since_s = self._used_s
+                self._begin_first()
             self._sent.append(request)
             path = f"/proc/{os.getpid()}/fd/{request.fd}"
             prefix = request.key.partition(_KEY_SEPARATOR)[0]
@@ -280,20 +357,28 @@ class TableCache:
                 child.stdin.flush()
 
     def _receive(self) -> dict[str, Any] | None:
-        """The next response, {"name", "was_there"} or {"error"}; None where it is not there yet."""
+        """The next response, {"name", "was_there"} or {"error"}, with "cpu_s" and, where it took
+        too long by the clock alone, "is_late"; None where it is not there yet."""
         child = self._child
         if child is None or child.stdout is None:
             return {"error": "not running"}
         while b"\n" not in self._received:
             if not self._selector.select(0):
-                if time.monotonic() - self._first_since_s < self._deadline_s:
+                self._cpu_s = max(self._cpu_s, interpreter.cpu_s(child))
+                used_s = self._cpu_s - self._first_cpu_s
+                clock_s = time.monotonic() - self._first_since_s
+                is_late = clock_s >= self._deadline_s * 2 ** self._sent[0].times_late
+                if used_s < self._max_cpu_s and not is_late:
                     return None
                 self._end_child()
-                return {"error": "timed out"}
+                if used_s >= self._max_cpu_s:
+                    return {"error": "too much CPU time", "cpu_s": used_s}
+                return {"error": "timed out", "cpu_s": clock_s, "is_late": True}
             more = os.read(child.stdout.fileno(), 65536)
             if not more:
                 self._end_child()
-                return {"error": "the subprocess died"}
+                used_s = max(self._cpu_s - self._first_cpu_s, DEATH_S)
+                return {"error": "the subprocess died", "cpu_s": used_s}
             self._received += more
         line, _, self._received = self._received.partition(b"\n")
         response: dict[str, Any] = json.loads(line)

@@ -317,6 +317,8 @@ class Unwinder:
             found["too_many_files"] = self._files.left_out
         if self._runtimes.emptied:
             found["caches_emptied"] = self._runtimes.emptied
+        if self._cache.put_off:
+            found["tables_put_off"] = self._cache.put_off
         if self._jvms.refused:
             found["jvm.refused"] = self._jvms.refused
         if self._v8s.refused:
@@ -340,6 +342,7 @@ class Unwinder:
             "pages_loaded": pages,
             "tables_built": self._cache.built,
             "tables_failed": self._cache.failed,
+            "tables_put_off": self._cache.put_off,
             "put_off": len(self._retries),
             "left_out": self.left_out,
             "delayed": self.delayed,
@@ -405,7 +408,7 @@ class Unwinder:
             if file is None or bias is None:
                 ranges.append((mapping.start, mapping.end, 0, 0))
                 continue
-            self._files.wait_for(file, pid)
+            self._files.wait_for(file, pid, process.party)
             loaded.files.add(index)
             ranges.append((mapping.start, mapping.end, bias % 2**64, file.table))
             if (python := self._files.python_in(file, mapping)) is not None:
