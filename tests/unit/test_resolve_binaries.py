@@ -104,8 +104,12 @@ def test_a_vdso_that_cannot_be_kept_leaves_nothing_open(monkeypatch: pytest.Monk
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes files of other users")
 @pytest.mark.parametrize(
     ("owner", "party", "is_taken"),
-    [(4_000_001, -4711, False), (4_000_001, 4_000_002, False), (4_000_002, 4_000_002, True)]
-    + [(0, -4711, True)],
+    [
+        (4_000_001, -4711, False),
+        (4_000_001, 4_000_002, False),
+        (4_000_002, 4_000_002, True),
+        (0, -4711, True),
+    ],
 )
 def test_a_file_of_another_user_at_the_same_path_and_inode_is_not_that_of_an_ended_process(
     resolver: Resolver,

@@ -209,7 +209,8 @@ class CodeFiles:
         self._drop_idle()
 
     def wait_for(self, file: CodeFile, pid: int, party: int) -> None:
-        """Load a process of a party again when the table of a file is built, if that is still to come."""
+        """Load a process of a party again when the table of a file is built, if that is still to
+        come."""
         if file.is_final or file.lacks_room:
             return
         if self._cache.awaits(file.key):

@@ -5,9 +5,10 @@ It reads files of any user, some of them large. So it runs at low priority and u
 limit; if it dies, its parent starts another one.
 
 Protocol: one line of JSON per request on stdin, {"path", "folder", "prefix"}, and one per response
-on stdout: {"name", "was_there"} or {"error"}, with the CPU time it took, "cpu_s". A table is the file PREFIX-DIGEST.unw in the folder:
-the prefix is the build id and size of the file that it is of (`table_cache.key_of`), the digest
-covers all bytes of that file that were read to build it.
+on stdout: {"name", "was_there"} or {"error"}, with the CPU time that it took, "cpu_s". A
+table is the file PREFIX-DIGEST.unw in the folder: the prefix is the build id and size of the file
+that it is of (`table_cache.key_of`), the digest covers all bytes of that file that were read to
+build it.
 """
 
 from __future__ import annotations
