@@ -43,7 +43,7 @@ class Maps:
 
 class Cache:
     is_busy = has_queue = False
-    built = failed = 0
+    built = failed = put_off = 0
 
     def poll(self) -> list[str]:
         return []
