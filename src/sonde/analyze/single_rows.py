@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -52,10 +53,9 @@ def _add_samples(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
     """Adds on-CPU samples of threads without totals of them, as other profilers record them."""
     samples = timeline.samples
     known = {t for t, all_of in by_track.items() for o in all_of if o.kind == TotalKind.SAMPLED}
-    keys = np.stack([samples.track, samples.name, samples.fault], axis=1).astype(np.int64)
-    different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    ns = np.bincount(inverse.reshape(-1), samples.weight_ns, len(different))
-    count = np.bincount(inverse.reshape(-1), minlength=len(different))
+    different, inverse = distinct_rows([samples.track, samples.name, samples.fault])
+    ns = np.bincount(inverse, samples.weight_ns, len(different))
+    count = np.bincount(inverse, minlength=len(different))
     for (track, name, fault), sum_ns, of in zip(
         different.tolist(), ns.tolist(), count.tolist(), strict=True
     ):

@@ -21,6 +21,7 @@ from sonde.analyze.offenders import WAITS_IN_CALLS
 from sonde.analyze.stalls import DeviceState, Stalls
 from sonde.analyze.thread_time import ACTIVITY_OF_CALL
 from sonde.model.causes import Cause
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.timeline import (
     I64,
     Activity,
@@ -230,8 +231,8 @@ def _runs(timeline: Timeline, stalls: Stalls, track_of: I64, taken_ns: int) -> I
 
 def _groups(keys: I64) -> Iterator[tuple[tuple[int, ...], I64]]:
     """Rows with the same key: (key, their numbers)."""
-    different, inverse = np.unique(keys.astype(np.int64), axis=0, return_inverse=True)
-    order = np.argsort(inverse.reshape(-1), kind="stable")
-    borders = np.searchsorted(inverse.reshape(-1)[order], np.arange(len(different) + 1))
+    different, inverse = distinct_rows(list(keys.T))
+    order = np.argsort(inverse, kind="stable")
+    borders = np.searchsorted(inverse[order], np.arange(len(different) + 1))
     for number, key in enumerate(different.tolist()):
         yield tuple(key), order[borders[number] : borders[number + 1]]

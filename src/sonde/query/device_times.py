@@ -13,6 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.distinct_rows import distinct_rows
+
 Times = npt.NDArray[np.int64]
 
 LAUNCH_TIMED = ("event",)
@@ -28,9 +30,9 @@ def times_on_device(run: pa.Table) -> tuple[Times, Times]:
     rows = np.flatnonzero(pc.is_in(sources, pa.array(LAUNCH_TIMED)).to_numpy(zero_copy_only=False))
     if not len(rows):
         return start, end
-    streams = [run.column(name).to_numpy() for name in ("pid", "device", "stream")]
-    keys = np.stack([column.astype(np.int64) for column in streams], axis=1)[rows]
-    stream = np.unique(keys, axis=0, return_inverse=True)[1].reshape(-1)
+    stream = distinct_rows(
+        [run.column(name).to_numpy()[rows] for name in ("pid", "device", "stream")]
+    )[1]
     order = np.lexsort((start[rows], stream))
     rows, stream = rows[order], stream[order]
     first = np.flatnonzero(np.diff(stream, prepend=-1))

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline import (
     I32,
@@ -129,7 +130,7 @@ def single_runs(
         return no_single_runs()
     start_ns = int64_column(rows, "start_time_ns")
     beyond = _interrupted_ns(_by_kernel(tracks, rows), rows, shared)
-    streams = np.stack([int64_column(rows, name) for name in ("pid", "device", "stream")], axis=1)
+    streams = [int64_column(rows, name) for name in ("pid", "device", "stream")]
     return SingleRuns(
         start_ns=start_ns,
         length_ns=int64_column(rows, "end_time_ns") - start_ns - beyond,
@@ -137,7 +138,7 @@ def single_runs(
         track=tracks.of_rows(rows),
         name=names_of(naming, rows, "name"),
         call=codes_of(rows, "kind", {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}),
-        stream=np.unique(streams, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64),
+        stream=distinct_rows(streams)[1],
         direction=codes_of(rows, "direction", _DIRECTIONS),
         bytes=int64_column(rows, "bytes"),
     )
@@ -203,10 +204,9 @@ def _stream_totals(
     device, stream = int64_column(rows, "device"), int64_column(rows, "stream")
     # In the order of `_StreamKey`.
     columns = (tracks.of_rows(rows), device, stream, roles.location[row], in_capture[row])
-    keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
-    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    different, inverse = distinct_rows(columns)
     length_ns = int64_column(rows, "end_time_ns") - int64_column(rows, "start_time_ns")
-    weight, inverse = rows.column("weight").to_numpy(), inverse.reshape(-1)
+    weight = rows.column("weight").to_numpy()
     sums = np.bincount(inverse, weight * length_ns, len(different)).round().tolist()
     counts = np.bincount(inverse, weight, len(different)).round().tolist()
     return [

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.spinning import POOLS, YIELDS
 from sonde.model.timeline import I64, Activity, CallKind, Mask, Total, TotalKind, parts_of
 from sonde.query.columns import Frames, ThreadTracks, int64_column
@@ -82,9 +83,7 @@ def sample_totals(
     pool = np.where(activities == NUMBER_OF[Activity.SPIN], roles.pool[row], 0)
     in_stacks = (roles.location[row], roles.service[row], roles.entry[row], pool)
     columns = (tracks.of_rows(rows), activities, *in_stacks)  # of `_SampleKey`
-    keys = np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
-    different, inverse = np.unique(keys, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    different, inverse = distinct_rows(columns)
     ns = np.zeros(len(different), np.int64)
     np.add.at(ns, inverse, int64_column(rows, "weight_ns"))
     count = np.bincount(inverse, int64_column(rows, "weight_count"), len(different)).round()

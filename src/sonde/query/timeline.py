@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.libraries import GIL_FRAMES
 from sonde.model.other_threads import no_other_threads
 from sonde.model.timeline import (
@@ -177,8 +178,8 @@ def _device(
     """
     if not rows.num_rows:
         return no_events(), no_events()
-    keys = np.stack([int64_column(rows, name) for name in ("pid", "device", "stream")], axis=1)
-    different, inverse = np.unique(keys, axis=0, return_inverse=True)
+    keys = [int64_column(rows, name) for name in ("pid", "device", "stream")]
+    different, inverse = distinct_rows(keys)
     ordinals: dict[int, list[int]] = {}
     for pid, one, _ in different.tolist():
         ordinals.setdefault(pid, []).append(one)
@@ -198,7 +199,7 @@ def _device(
         end_ns=times[1],
         kind=np.where((kind == DeviceKind.KERNEL) & collective, DeviceKind.COLLECTIVE, kind),
         name=names_of(naming, rows, "name"),
-        track=stream_of[inverse.reshape(-1)],
+        track=stream_of[inverse],
         correlation=ids,
         bytes=int64_column(rows, "bytes"),
         blocks=blocks_of(rows),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow as pa
 
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.timeline import I64
 from sonde.model.traced_request import RequestWait, TracedRequest
 from sonde.query.columns import Frames, codes_of, int64_column
@@ -27,11 +28,8 @@ def slowest_requests(
     if not rows.num_rows:
         return [], 0
     ids = [rows.column(name).combine_chunks() for name in ("trace_id", "span_id")]
-    keys = np.stack(
-        [*(np.asarray(one.indices, np.int64) for one in ids), int64_column(rows, "pid")], axis=1
-    )
-    different, of_row = np.unique(keys, axis=0, return_inverse=True)
-    of_row = of_row.reshape(-1)
+    keys = (*(np.asarray(one.indices, np.int64) for one in ids), int64_column(rows, "pid"))
+    different, of_row = distinct_rows(keys)
     ns, kind = int64_column(rows, "weight_ns"), codes_of(rows, "kind", _KINDS)
     sums = [
         np.bincount(of_row, ns * (kind == code), len(different)).astype(np.int64)

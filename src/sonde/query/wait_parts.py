@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.libraries import GIL_FRAMES
 from sonde.model.spinning import POOLS
 from sonde.model.timeline import F64, I64, Activity, Mask, WaitDetail
@@ -195,14 +196,14 @@ def _wakers(tracks: ThreadTracks, sample: pa.Table, activity: pa.Table) -> I64:
         return found
     numbers: dict[tuple[str, str], int] = {}
 
-    def keys_of(table: pa.Table) -> I64:
+    def keys_of(table: pa.Table) -> list[I64]:
         pairs = zip(texts_of(table, "kind"), texts_of(table, "name"), strict=True)
         named = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        columns = (int64_column(table, "time_ns"), tracks.of_rows(table).astype(np.int64), named)
-        return np.stack([np.asarray(column, np.int64) for column in columns], axis=1)
+        columns = (int64_column(table, "time_ns"), tracks.of_rows(table), named)
+        return [np.asarray(column, np.int64) for column in columns]
 
-    both = np.concatenate([keys_of(sample), keys_of(totals)])
-    group = np.unique(both, axis=0, return_inverse=True)[1].reshape(-1)
+    both = zip(keys_of(sample), keys_of(totals), strict=True)
+    group = distinct_rows([np.concatenate(pair) for pair in both])[1]
     sample_group, total_group = group[: sample.num_rows], group[sample.num_rows :]
     count = int(group.max()) + 1
     # By group: the number of rows in each table.
