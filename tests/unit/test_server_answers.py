@@ -246,9 +246,9 @@ def long_texts(rows: int, chars: int) -> pa.Table:
 def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     options = parse([])
     table = long_texts(600, 10)
-    written = json.loads(answers._written(table, options).content)
+    written = json.loads(answers.written(table, options).content)
     assert written == table.to_pylist()
-    assert json.loads(answers._written(table.slice(0, 0), options).content) == []
+    assert json.loads(answers.written(table.slice(0, 0), options).content) == []
 
     monkeypatch.setattr(answers, "ANSWER_BYTES", 1 << 20)
     table = long_texts(400, 1_000)
@@ -259,21 +259,21 @@ def test_an_answer_is_written_in_pieces_up_to_a_bound(monkeypatch: pytest.Monkey
         ({"frames": table.to_pylist()}, "json"),
     ):
         with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
-            answers._written(found, parse([("format", form)]))
+            answers.written(found, parse([("format", form)]))
     assert tracemalloc.get_traced_memory()[1] < 16 << 20
     tracemalloc.stop()
     with pytest.raises(CaptureTooLarge, match="larger than 1 MiB"):
-        answers._written(long_texts(2_000, 1_000), parse([("format", "arrow")]))
+        answers.written(long_texts(2_000, 1_000), parse([("format", "arrow")]))
 
 
 def test_long_texts_of_answers_are_cut() -> None:
-    (row,) = json.loads(answers._written(long_texts(1, 16_000), parse([])).content)
+    (row,) = json.loads(answers.written(long_texts(1, 16_000), parse([])).content)
     assert len(row["function"]) == answers.TEXT_CHARS
 
 
 def test_an_answer_that_takes_too_long_to_write_is_given_up() -> None:
     with pytest.raises(QueryTimedOutError):
-        answers._written(long_texts(10, 10), parse([]), time.monotonic() - 1)
+        answers.written(long_texts(10, 10), parse([]), time.monotonic() - 1)
 
 
 def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(

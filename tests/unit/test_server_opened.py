@@ -7,6 +7,7 @@ import asyncio
 import gzip
 import json
 import os
+import resource
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_defect_of_a_reader_is_an_answer_too(
 
     monkeypatch.setattr(open_recording, "document", fail)
     for name in ("setrlimit", "nice"):
-        monkeypatch.setattr(open_recording.resource if name == "setrlimit" else os, name, nothing)
+        monkeypatch.setattr(resource if name == "setrlimit" else os, name, nothing)
     monkeypatch.setattr(sys, "argv", ["", "0", str(1 << 30), "10"])
     monkeypatch.setenv(VARIABLE, "")
     open_recording.main()

@@ -28,9 +28,11 @@ from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.stored_session import QueryTimedOutError, StoredSession, UnreadableStoreError
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
+from sonde.server.children import BusyError
 from sonde.server.damaged_files import IntactPaths
 from sonde.server.parameters import MEMORY_KINDS, Form, Options
-from sonde.server.service import Service
+from sonde.server.served_session import ServedSession
+from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller
 
 ANSWER_BYTES = 64 << 20
@@ -73,6 +75,8 @@ class Question:
     answer: Callable[[StoredSession, Options], pa.Table | dict[str, Any] | Answer]
     media_type: str = "application/json"
     """Of the answer, unless it is a table and `format` is arrow or columns."""
+    has_child: bool = False
+    """Whether a part is computed in a child (`ServedSession`), of which there are few."""
 
 
 def _stacks(
@@ -191,7 +195,20 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
     }
 
 
-def _drawn(session: StoredSession, options: Options) -> dict[str, Any]:
+def _verdict(session: StoredSession, options: Options) -> dict[str, Any] | Answer:
+    if isinstance(session, ServedSession):
+        return _computed(session, "verdict", options)
+    return timeline_answers.explained(session, options.selection)
+
+
+def _computed(session: ServedSession, name: str, options: Options) -> Answer:
+    found = session.computed(name, options.selection, options.form, ANSWER_BYTES)
+    return Answer(found.content, found.media_type)
+
+
+def _drawn(session: StoredSession, options: Options) -> dict[str, Any] | Answer:
+    if isinstance(session, ServedSession):
+        return _computed(session, "timeline", options)
     if options.form is Form.COLUMNS:
         return timeline_answers.timeline(session, options.selection, MAX_ROWS)
     answer: dict[str, Any] = packed.plain(timeline_answers.timeline(session, options.selection))
@@ -251,10 +268,12 @@ QUESTIONS: Mapping[str, Question] = {
     "timeline": Question(
         "spans of one node, its gaps with their causes, its verdict",
         _drawn,
+        has_child=True,
     ),
     "ranks": Question(
         "processes on devices by step or time: at work, in collectives",
         lambda s, o: timeline_answers.ranks(s, o.selection, o.points),
+        has_child=True,
     ),
     "traces": Question(
         "traced requests by observed time: on a CPU, blocked, ready",
@@ -271,6 +290,7 @@ QUESTIONS: Mapping[str, Question] = {
     "job": Question(
         "GPU hours of one job, pod, container, unit or user: held, wasted by cause, functions",
         lambda s, o: job.job(s, o.selection, o.limit),
+        has_child=True,
     ),
     "owners": Question(
         "GPU hours by owner: held, productive, stalled, idle, wasted",
@@ -280,25 +300,34 @@ QUESTIONS: Mapping[str, Question] = {
         "GPU hours by node and owner: who holds which node's GPUs, and wastes them",
         lambda s, o: {"by": o.by, "holders": job.holders(s, o.selection, o.by, o.limit)},
     ),
-    "verdict": Question(
-        "why one node's devices waited", lambda s, o: timeline_answers.explained(s, o.selection)
-    ),
+    "verdict": Question("why one node's devices waited", _verdict, has_child=True),
 }
 
 
 def ask(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
-    """Answer a question, within its time and memory. Raises CaptureError."""
+    """Answer a question, within its time and memory. Raises CaptureError, RefusedRequestError."""
     selection = options.selection
     if selection.trace and not any(question is QUESTIONS[name] for name in BY_TRACE):
         raise UsageError(
             "this question is not about one request", f"leave trace out, or ask {_LISTED_BY_TRACE}"
         )
+    if not question.has_child:
+        return _answer(service, caller, question, options)
+    try:
+        with service.children.place(caller.tenant, service.limits.query_s):
+            return _answer(service, caller, question, options)
+    except BusyError as error:
+        raise RefusedRequestError(503, error.cause, error.remedy) from None
+
+
+def _answer(service: Service, caller: Caller, question: Question, options: Options) -> Answer:
+    selection = options.selection
     ends_s = time.monotonic() + service.limits.query_s
     if question is QUESTIONS["diff"]:
         earliest = min(selection.start_ns, options.before.start_ns)
         selection = Selection(earliest, max(selection.end_ns, options.before.end_ns))
     found, files, rows = _found(service, caller, question, options, selection, ends_s)
-    return replace(_written(found, options, ends_s), left_out=files, rows_left_out=rows)
+    return replace(written(found, options, ends_s), left_out=files, rows_left_out=rows)
 
 
 def _found(
@@ -377,7 +406,7 @@ def _some_rows(table: pa.Table) -> Iterator[list[Any]]:
         yield table.slice(at, _ROWS_AT_ONCE).to_pylist()
 
 
-def _written(
+def written(
     found: pa.Table | dict[str, Any] | Answer, options: Options, ends_s: float = math.inf
 ) -> Answer:
     """The answer in the format that the options name. Raises CaptureError where it would be too

@@ -23,6 +23,7 @@ from starlette.routing import Route
 from sonde.errors import SondeError
 from sonde.server import answers, fleet_releases, incidents, pages
 from sonde.server.admission import Bodies, RequestLog
+from sonde.server.children import AT_ONCE
 from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
 from sonde.server.opened import Opener
@@ -31,6 +32,7 @@ from sonde.server.paced_text import PacedText
 from sonde.server.parameters import parse
 from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
+from sonde.server.served_session import BeyondMemoryError
 from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.server.turns import Turns
@@ -78,7 +80,10 @@ class Api:
         self._unsent_bytes: Counter[str] = Counter()
         """Bytes of answers that are not sent yet, by tenant."""
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
-        self._opener = Opener(service.folder / "spill")
+        # Questions with a child wait for theirs apart, so that others go on meanwhile.
+        self._child_questions = Turns(AT_ONCE - 1, waiting, waiting // 2)
+        self._child_threads = ThreadPoolExecutor(AT_ONCE, "sonde-child")
+        self._opener = Opener(service.folder / "spill", service.children)
         self._exposition = PacedText(self._exposed)
 
     def app(self) -> Starlette:
@@ -150,6 +155,9 @@ class Api:
                 except (WalBusyError, WalFailedError) as error:
                     self._service.counters.refuse("disk")
                     response = refusal(503, error.cause, error.remedy, **{"Retry-After": "5"})
+                except BeyondMemoryError as error:
+                    self._service.counters.refuse("memory")
+                    response = refusal(413, error.cause, error.remedy)
                 except SondeError as error:
                     response = refusal(400, error.cause, error.remedy)
                 except ClientDisconnect:  # nobody gets this answer; the audit log has it
@@ -308,7 +316,7 @@ class Api:
 
             self._service.counters.queries += 1
             try:
-                return await self._answered(request, caller, answer)
+                return await self._answered(request, caller, answer, question.has_child)
             except BaseException:
                 self._service.counters.query_failures += 1
                 raise
@@ -316,15 +324,21 @@ class Api:
         return handler
 
     async def _answered(
-        self, request: Request, caller: Caller, answer: Callable[[], answers.Answer]
+        self,
+        request: Request,
+        caller: Caller,
+        answer: Callable[[], answers.Answer],
+        has_child: bool = False,
     ) -> Response:
         """Call `answer` in a thread when it is the tenant's turn. Raises RefusedRequestError."""
+        turns = self._child_questions if has_child else self._questions
+        threads = self._child_threads if has_child else self._threads
         self._service.admit(caller, 0)
         self._check_unsent(caller)
         loop = asyncio.get_running_loop()
-        with self._questions.place(caller.tenant):
-            async with self._questions.turn(caller.tenant):
-                found = await loop.run_in_executor(self._threads, lambda: packed(request, answer()))
+        with turns.place(caller.tenant):
+            async with turns.turn(caller.tenant):
+                found = await loop.run_in_executor(threads, lambda: packed(request, answer()))
         return PacedResponse(found, self._unsent_bytes, caller.tenant)
 
     def _check_unsent(self, caller: Caller) -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import SondeError
 from sonde.limits import VARIABLE
+from sonde.server.children import keep_within
 
 if TYPE_CHECKING:
     from sonde.model.profile import Profile
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 GOOD, BAD = b"+", b"-"
 """The first byte of the answer."""
-ADDRESS_BYTES = 6 << 30
-"""Address space, of which DuckDB reserves some without using it."""
 _MAX_STACKS = 200_000
 """Stacks of one kind that are sent, those with most time or bytes (or events, of a kind that has
 only these); `total` sums up the others, too."""
@@ -37,12 +35,7 @@ _SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
 def main() -> None:
     """`DESCRIPTOR MEMORY_BYTES CPU_S`: read the file, write the answer."""
     descriptor, memory_bytes, cpu_s = map(int, sys.argv[1:4])
-    os.nice(5)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
-    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte of it at once.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    keep_within(memory_bytes, cpu_s)
     # What may be read; the rest of the memory is for what is made of it: tables, timeline, answer.
     os.environ[VARIABLE] = str(memory_bytes // 4)
     path = Path(f"/proc/self/fd/{descriptor}")

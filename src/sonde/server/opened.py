@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import subprocess
 import tempfile
-import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from sonde import interpreter, procfs
+from sonde import interpreter
 from sonde.export.packed import MEDIA_TYPE
 from sonde.server.answers import Answer
+from sonde.server.children import BusyError, Children, memory_bytes, output_of
 from sonde.server.open_recording import BAD, GOOD
 from sonde.server.service import RefusedRequestError
 from sonde.server.turns import Turns
@@ -25,12 +23,6 @@ MAX_BYTES = 256 << 20
 """Of a file."""
 ANSWER_BYTES = 256 << 20
 """Of the child's answer."""
-MEMORY_BYTES = 6 << 30
-"""Memory of the child, at most."""
-CONTAINERS_PART = 2
-"""It may have one in this many parts of what the container may have. A kubelet has the kernel end
-all of a container at once where it has reached its limit: that the child goes first does not
-help."""
 BODY_S = 120.0
 """For the whole file to arrive."""
 BEGIN_S, LEAST_BYTES_A_SECOND = 10.0, 64 << 10
@@ -39,15 +31,20 @@ FILES, FILES_OF_TENANT = 8, 2
 """Files on the disk, which arrive, wait or are read: of all tenants, and of one."""
 READ_S = 60.0
 """CPU time, and elapsed time, of the child."""
+WAIT_S = 60.0
+"""For a child, while others compute the answers to questions."""
+FILES_KEY = "\0files"
+"""Of `Children`: no name of a tenant."""
 _REMEDY = "`sonde explain FILE` and `sonde report FILE` on your machine read larger ones"
 
 
 class Opener:
     """Receives several files at a time and reads one at a time, of the tenants in turn."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder`: for files while they are received and read."""
-        self._folder = folder
+    def __init__(self, folder: Path, children: Children | None = None) -> None:
+        """`folder`: for files while they are received and read; `children`: which share the budget
+        of memory."""
+        self._folder, self._children = folder, children or Children()
         self._threads = ThreadPoolExecutor(1, "sonde-open")
         self._turns = Turns(1, FILES, FILES_OF_TENANT)
 
@@ -63,7 +60,11 @@ class Opener:
                 await self._receive(parts, file)
                 async with self._turns.turn(tenant):
                     loop = asyncio.get_running_loop()
-                    content = await loop.run_in_executor(self._threads, _read, file.fileno())
+                    content = await loop.run_in_executor(
+                        self._threads, _read, self._children, file.fileno()
+                    )
+        except BusyError as error:
+            raise RefusedRequestError(503, error.cause, error.remedy) from None
         except OSError as error:
             raise RefusedRequestError(
                 503, f"the file cannot be kept: {error.strerror}", "free space on the server"
@@ -91,33 +92,14 @@ class Opener:
         file.flush()
 
 
-def memory_bytes() -> int:
-    """How much memory the child may take."""
-    limit = procfs.memory_limit(os.getpid())
-    return min(MEMORY_BYTES, limit // CONTAINERS_PART) if limit else MEMORY_BYTES
-
-
 def _too_large() -> RefusedRequestError:
     return RefusedRequestError(413, f"the file has more than {MAX_BYTES >> 20} MiB", _REMEDY)
 
 
-def _read(descriptor: int) -> bytes:
-    """The child's answer; b'' where it died or was killed. Raises OSError."""
+def _read(children: Children, descriptor: int) -> bytes:
+    """The child's answer; b'' where it died or was killed. Raises OSError, BusyError."""
     argv = interpreter.command(
         "sonde.server.open_recording", str(descriptor), str(memory_bytes()), str(round(READ_S))
     )
-    child = interpreter.start(
-        argv, stdin=subprocess.DEVNULL, pass_fds=[descriptor], ends_first=True
-    )
-    deadline = threading.Timer(READ_S, child.kill)
-    deadline.start()
-    try:
-        assert child.stdout
-        content = child.stdout.read(ANSWER_BYTES + 1)
-        is_whole = len(content) <= ANSWER_BYTES and child.wait(5) == 0
-    except subprocess.TimeoutExpired:
-        is_whole = False
-    finally:
-        deadline.cancel()
-        interpreter.give_up(child)
-    return content if is_whole else b""
+    with children.place(FILES_KEY, WAIT_S):
+        return output_of(argv, READ_S, ANSWER_BYTES, pass_fds=[descriptor])[0]

@@ -27,9 +27,11 @@ from sonde.query import framing
 from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.selection import Selection
 from sonde.query.stored_session import StoredSession
+from sonde.server.children import Children
 from sonde.server.collection_pauses import CollectionPauses
 from sonde.server.damaged_files import DamagedFiles, IntactPaths
 from sonde.server.seen_agents import SeenAgents
+from sonde.server.served_session import ServedSession
 from sonde.server.tokens import Caller, Scope, Tokens
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.chosen_files import chosen_files
@@ -251,6 +253,7 @@ class Service:
         self._rates: OrderedDict[str, tuple[Bucket, Bucket]] = OrderedDict()
         """By id of a token: of requests, of bytes."""
         self.damaged = DamagedFiles()
+        self.children = Children()
         self.flusher: dict[str, object] = {}
         """The flusher's last report."""
         self._ended = threading.Event()
@@ -435,11 +438,12 @@ class Service:
         if self.shared:
             files = FetchedPaths(self.shared, chosen, self.limits.query_s)
         try:
-            return StoredSession(
+            return ServedSession(
                 [self.folder / top / caller.tenant for top in ("data", CACHE)],
                 IntactPaths(files, self.damaged),
                 self.limits.query_bytes,
                 self.folder / "spill",
+                self.limits.query_s,
             )
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error

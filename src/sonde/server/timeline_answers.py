@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,10 @@ from sonde.query.stored_ranks import MAX_BINS, BinKind, TimeBin, bins_of, observ
 from sonde.query.stored_ranks import ranks as ranks_in
 from sonde.query.stored_session import StoredSession
 from sonde.recording.timelines import timeline_of
+from sonde.server.served_session import ServedSession
 
+MAX_BYTES = 64 << 20
+"""Of what a child answers."""
 _MIN_STEPS = 4
 """With fewer steps a heat map has parts of the time as columns."""
 _MAX_RANGE_S = 120
@@ -26,6 +30,10 @@ _MAX_RANGE_S = 120
 
 def explained(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """The verdict on one node, as `sonde explain --json`. Raises CaptureError."""
+    if isinstance(session, ServedSession):
+        content = session.computed("verdict", selection, "json", MAX_BYTES).content
+        found_there: dict[str, Any] = json.loads(content)
+        return found_there
     found = timeline_of(capture_of(session, selection))
     session.check()
     return verdict.document(explain(found))
@@ -88,13 +96,23 @@ def _steps(session: StoredSession, selection: Selection) -> list[TimeBin]:
     if not node:
         return []
     try:
-        found = explain(timeline_of(capture_of(session, replace(selection, nodes=[node]))))
-        session.check()
+        pairs = steps(session, replace(selection, nodes=[node]))
     except CaptureTooLarge:
         return []
+    return [TimeBin(start_ns, end_ns) for start_ns, end_ns in pairs]
+
+
+def steps(session: StoredSession, selection: Selection) -> list[tuple[int, int]]:
+    """(start, end) in ns of each step of the node; [] where they are too few or too many. Raises
+    CaptureError."""
+    if isinstance(session, ServedSession):
+        content = session.computed("steps", selection, "json", MAX_BYTES).content
+        return [(start_ns, end_ns) for start_ns, end_ns in json.loads(content)]
+    found = explain(timeline_of(capture_of(session, selection)))
+    session.check()
     for one in found.verdicts:
         table = one.steps
         if table is not None and _MIN_STEPS <= table.count <= MAX_BINS:
             pairs = zip(table.start_ns, table.duration_ns, strict=True)
-            return [TimeBin(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
+            return [(int(start), int(start) + max(1, int(ns))) for start, ns in pairs]
     return []

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The children of a server that compute what a caller's data decides the cost of.
+
+What takes a timeline apart (a question about one, a file that somebody gives to the page) takes
+seconds and hundreds of megabytes, as its rows like. It is done in a child with limits of memory and
+time, so that the server's process goes on; all children share one budget.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sonde import interpreter, procfs
+from sonde.errors import SinkError
+
+AT_ONCE = 2
+"""Children at a time; of one tenant, and for files of the page, one each."""
+MEMORY_BYTES = 6 << 30
+"""Memory of a child, at most."""
+CONTAINERS_PART = 2
+"""All children together may have one in this many parts of what the container may have. A kubelet
+has the kernel end all of a container at once where it has reached its limit: that the children go
+first does not help."""
+ADDRESS_BYTES = 6 << 30
+"""Address space, of which DuckDB reserves some without using it."""
+
+
+class BusyError(SinkError):
+    """It was not the caller's turn to have a child."""
+
+
+class Children:
+    """Who may have a child: those that wait longest first, and one key (tenant) one at a time.
+    Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: list[tuple[object, str]] = []
+        self._running: set[str] = set()
+
+    @contextmanager
+    def place(self, key: str, wait_s: float) -> Iterator[None]:
+        """Within this context a child may run. Raises BusyError where it is not the caller's turn
+        within `wait_s`."""
+        one = object(), key
+        with self._changed:
+            self._waiting.append(one)
+            try:
+                if not self._changed.wait_for(lambda: self._next() == one, wait_s):
+                    raise BusyError("too much is computed at once", "try again later")
+                self._running.add(key)
+            finally:
+                self._waiting.remove(one)
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.discard(key)
+                self._changed.notify_all()
+
+    def _next(self) -> tuple[object, str] | None:
+        if len(self._running) >= AT_ONCE:
+            return None
+        return next((one for one in self._waiting if one[1] not in self._running), None)
+
+
+def memory_bytes() -> int:
+    """How much memory one child may take."""
+    limit = procfs.memory_limit(os.getpid())
+    return min(MEMORY_BYTES, limit // CONTAINERS_PART // AT_ONCE) if limit else MEMORY_BYTES
+
+
+def keep_within(memory_bytes: int, cpu_s: int) -> None:
+    """In the child, before anything large is imported: hold it to its limits."""
+    os.nice(5)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte of it at once.
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+
+
+def output_of(
+    argv: Sequence[str],
+    seconds: float,
+    most_bytes: int,
+    *,
+    given: bytes = b"",
+    pass_fds: Sequence[int] = (),
+) -> tuple[bytes, bool]:
+    """(what a child wrote, b'' where it was killed or did not end well; whether it was killed for
+    its time). `given`: its standard input. Raises OSError."""
+    stdin = subprocess.PIPE if given else subprocess.DEVNULL
+    child = interpreter.start(argv, stdin=stdin, pass_fds=pass_fds, ends_first=True)
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        child.kill()
+
+    deadline = threading.Timer(seconds, end)
+    deadline.start()
+    try:
+        if child.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.write(given)
+                child.stdin.close()
+        assert child.stdout
+        content = child.stdout.read(most_bytes + 1)
+        is_whole = len(content) <= most_bytes and child.wait(5) == 0
+    except subprocess.TimeoutExpired:
+        is_whole = False
+    finally:
+        deadline.cancel()
+        interpreter.give_up(child)
+    return (content if is_whole else b""), late.is_set()
