@@ -17,11 +17,13 @@ import pytest
 from sonde.errors import CaptureTooLarge, SondeError, UsageError
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.query import stored_capture
+from sonde.query.selection import Selection
 from sonde.query.stored_session import QueryTimedOutError
 from sonde.server import answers
 from sonde.server.openapi import document
 from sonde.server.parameters import parse
 from sonde.server.schemas import ANSWERS, FLAME_NODE, UNDESCRIBED
+from sonde.server.served_session import ServedSession
 from sonde.server.service import Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.flush import Flusher
@@ -136,10 +138,16 @@ def test_boxes_are_bounded_while_they_are_made(monkeypatch: pytest.MonkeyPatch) 
     assert tree["root"]["value"] == sum(row["ns"] for row in rows)
 
 
+def computed_here(session: ServedSession, name: str, selection: Selection, *_: object) -> None:
+    """In place of a child, which has no patches of a test."""
+    stored_capture.capture_of(session, selection)
+
+
 def test_nodes_of_impossibly_many_devices_are_refused(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stored_capture, "MAX_DEVICES", 0)
+    monkeypatch.setattr(ServedSession, "computed", computed_here)
     for question in ("timeline", "verdict"):
         with pytest.raises(CaptureTooLarge, match="devices"):
             ask(service, question, node="one")

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -34,6 +35,7 @@ from sonde.server.selfmetrics import exposition
 from sonde.server.sending import PacedResponse, packed
 from sonde.server.served_session import BeyondMemoryError
 from sonde.server.service import RefusedRequestError, Service
+from sonde.server.silent import accepted
 from sonde.server.tokens import Caller, Scope
 from sonde.server.turns import Turns
 from sonde.store.wal import WalBusyError, WalFailedError
@@ -63,6 +65,13 @@ def _is_direct(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+async def _unanswered(_request: Request, error: Exception) -> Response:
+    """The answer to a path or a method that there is not: nobody has shown a token."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    headers = dict(getattr(error, "headers", None) or {}) | {"Connection": "close"}
+    return PlainTextResponse(getattr(error, "detail", ""), status, headers)
 
 
 class Api:
@@ -115,7 +124,9 @@ class Api:
             Route(f"/v1/{name}", self._guarded(Scope.READ, self._query(question)))
             for name, question in answers.QUESTIONS.items()
         ]
-        return Starlette(routes=[*routes, *pages.routes()])
+        return Starlette(
+            routes=[*routes, *pages.routes()], exception_handlers={HTTPException: _unanswered}
+        )
 
     def _guarded(
         self, scope: Scope, handler: Callable[[Request, Caller], Awaitable[Response]]
@@ -148,6 +159,7 @@ class Api:
             elif scope not in caller.scopes:
                 response = refusal(403, f"this token is not for {scope}", "use another token")
             else:
+                accepted(request.scope)
                 try:
                     response = await handler(request, caller)
                 except RefusedRequestError as error:

@@ -20,13 +20,17 @@ from sonde import interpreter, procfs
 from sonde.errors import SinkError
 
 AT_ONCE = 2
-"""Children at a time; of one tenant, and for files of the page, one each."""
+"""Children at a time, where there is memory for them; of one tenant, and for files of the page, one
+each."""
 MEMORY_BYTES = 6 << 30
 """Memory of a child, at most."""
 CONTAINERS_PART = 2
 """All children together may have one in this many parts of what the container may have. A kubelet
 has the kernel end all of a container at once where it has reached its limit: that the children go
 first does not help."""
+LEAST_BYTES = 512 << 20
+"""Where two children cannot have this much each, there is one at a time: the libraries need half of
+it."""
 ADDRESS_BYTES = 6 << 30
 """Address space, of which DuckDB reserves some without using it."""
 
@@ -49,10 +53,11 @@ class Children:
         """Within this context a child may run. Raises BusyError where it is not the caller's turn
         within `wait_s`."""
         one = object(), key
+        at_once = _at_once(_budget_bytes())
         with self._changed:
             self._waiting.append(one)
             try:
-                if not self._changed.wait_for(lambda: self._next() == one, wait_s):
+                if not self._changed.wait_for(lambda: self._next(at_once) == one, wait_s):
                     raise BusyError("too much is computed at once", "try again later")
                 self._running.add(key)
             finally:
@@ -65,16 +70,26 @@ class Children:
                 self._running.discard(key)
                 self._changed.notify_all()
 
-    def _next(self) -> tuple[object, str] | None:
-        if len(self._running) >= AT_ONCE:
+    def _next(self, at_once: int) -> tuple[object, str] | None:
+        if len(self._running) >= at_once:
             return None
         return next((one for one in self._waiting if one[1] not in self._running), None)
 
 
 def memory_bytes() -> int:
     """How much memory one child may take."""
+    budget_bytes = _budget_bytes()
+    return min(MEMORY_BYTES, budget_bytes // _at_once(budget_bytes))
+
+
+def _budget_bytes() -> int:
+    """Memory of all children together."""
     limit = procfs.memory_limit(os.getpid())
-    return min(MEMORY_BYTES, limit // CONTAINERS_PART // AT_ONCE) if limit else MEMORY_BYTES
+    return limit // CONTAINERS_PART if limit else AT_ONCE * MEMORY_BYTES
+
+
+def _at_once(budget_bytes: int) -> int:
+    return min(AT_ONCE, max(1, budget_bytes // LEAST_BYTES))
 
 
 def keep_within(memory_bytes: int, cpu_s: int) -> None:
@@ -84,6 +99,8 @@ def keep_within(memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte of it at once.
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = "1"  # Each thread reserves tens of megabytes.
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
 

@@ -19,7 +19,7 @@ from sonde.server.addresses import BACKLOG, Address, listening_socket
 from sonde.server.app import Api
 from sonde.server.handshakes import TlsServer
 from sonde.server.service import Bucket, ServerLimits, Service
-from sonde.server.silent import Silent
+from sonde.server.silent import ACCEPTED, Silent
 
 if TYPE_CHECKING:
     from sonde.server.otlp_grpc import GrpcReceiver
@@ -48,8 +48,8 @@ def protocol_with(
     """The HTTP protocol that closes connections
 
     - whose request head does not arrive in time, or is beyond 64 KiB or 100 headers,
-    - that have sent no head: the oldest of an origin that has many, and of all where these are
-      half of what is allowed,
+    - of which no request has had a valid token (`accepted`), until their last answer is read: the
+      oldest of an origin that has many, and of all where these are half of what is allowed,
     - with more than 8 requests that are not answered yet,
     - that do not take their answer: within each `unread_s` the rest of what is written, or 64 KiB,
     - that only wait for another request, the longest first, while three quarters of all are used.
@@ -57,7 +57,7 @@ def protocol_with(
     `refuse` is called with the reason where a connection is closed for what it sent. The memory of
     an answered request is freed while its connection waits for another.
     """
-    silent: Silent[HttpToolsProtocol] = Silent(limits)
+    strangers: Silent[HttpToolsProtocol] = Silent(limits)
     idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
     """Connections that only wait for another request, the longest first."""
 
@@ -73,10 +73,10 @@ def protocol_with(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            excess = silent.add(self, self.client[0] if self.client else "")
+            excess = strangers.add(self, self.client[0] if self.client else "")
             self._await_head()
             if excess is not None:
-                silent.remove(excess)
+                strangers.remove(excess)
                 excess.transport.abort()
             if idle and 4 * len(self.connections) > 3 * limits.connections:
                 idle.popitem(last=False)[0].transport.close()
@@ -113,7 +113,7 @@ def protocol_with(
         def on_headers_complete(self) -> None:
             self._unparsed_bytes = 0
             self._stop()
-            silent.remove(self)
+            self.scope["extensions"] = {ACCEPTED: {"note": self._accepted}}
             super().on_headers_complete()
 
         def on_body(self, body: bytes) -> None:
@@ -140,11 +140,14 @@ def protocol_with(
 
         def connection_lost(self, exc: Exception | None) -> None:
             idle.pop(self, None)
-            silent.remove(self)
+            strangers.remove(self)
             self._has_read()
             self._stop()
             self.pipeline.clear()
             super().connection_lost(exc)
+
+        def _accepted(self) -> None:
+            strangers.remove(self)
 
         def _count_head(self, size: int) -> None:
             self._head_bytes += size

@@ -23,6 +23,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+    "Connection": "close",  # nobody has shown a token: the place is for others
 }
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _FOREVER = "public, max-age=31536000, immutable"

@@ -75,7 +75,8 @@ class ServerLimits:
     connections: int = 4_096
     """Of all clients."""
     connections_unknown: int = 512
-    """Of one machine (`listen.origin`), while no head of a request has arrived on them."""
+    """Of one machine (`silent.origin`), while no request with a valid token has arrived on
+    them."""
     chunks_a_request: int = 64
     nodes_a_tenant: int = 10_000
     """Names of nodes that send chunks, since the server started."""

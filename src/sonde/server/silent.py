@@ -1,15 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many connections may be open that have not asked anything yet."""
+"""How many connections may be open of strangers: that have not shown a valid token yet."""
 
 from __future__ import annotations
 
 import ipaddress
 from collections import OrderedDict
-from typing import Generic, TypeVar
+from collections.abc import MutableMapping
+from typing import Any, Generic, TypeVar
 
 from sonde.server.service import ServerLimits
 
 C = TypeVar("C")
+ACCEPTED = "sonde.accepted"
+"""Extension of a request's scope (ASGI): its `note` is to be called for a request that is
+accepted."""
+
+
+def accepted(scope: MutableMapping[str, Any]) -> None:
+    """Note that a request has a valid token: its connection is no stranger's any more."""
+    extension = scope.get("extensions", {}).get(ACCEPTED)
+    if extension is not None:
+        extension["note"]()
 
 
 def origin(host: str) -> str:
@@ -27,8 +38,8 @@ def origin(host: str) -> str:
 
 
 class Silent(Generic[C]):
-    """Connections that have not asked anything yet, the oldest first: in the TLS handshake, or
-    without the head of a request."""
+    """Connections of strangers, the oldest first: in the TLS handshake, without the head of a
+    request, or (until that is answered) with requests without a valid token alone."""
 
     def __init__(self, limits: ServerLimits) -> None:
         self._limits = limits
