@@ -21,6 +21,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import CallToolResult
 from test_mcp import NODE, Tenants, answer
 
+from sonde.mcp import http as http_limits
 from sonde.mcp.server import NAMES
 
 ALL_TIME = {"start": "1", "end": "4000000000"}
@@ -151,6 +152,34 @@ def test_a_body_that_drips_is_given_up(tenants: Tenants, port: int) -> None:
         started = time.monotonic()
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
         assert time.monotonic() - started < 20
+
+
+LIST = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}).encode()
+
+
+def without_body(port: int, token: str) -> socket.socket:
+    """A connection with the head of a request, whose body does not come."""
+    one = socket.create_connection(("127.0.0.1", port), timeout=30)
+    head = f"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 60000\r\n"
+    one.sendall(f"{head}Authorization: Bearer {token}\r\n\r\n{{".encode())
+    return one
+
+
+def test_bodies_that_do_not_come_keep_nobody_out(tenants: Tenants, port: int) -> None:
+    """Without a valid token, a few connections at a time; with one, half of all."""
+    token = tenants.lab.read_text()
+    for held_with in ("x", token):
+        held = [without_body(port, held_with) for _ in range(http_limits.CONNECTIONS)]
+        try:
+            for _ in range(5):
+                status, found = request(
+                    port, LIST, Accept="application/json, text/event-stream",
+                    Authorization=f"Bearer {token}",
+                )  # fmt: skip
+                assert status == 200 and found["result"]["tools"]
+        finally:
+            for one in held:
+                one.close()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import socket
@@ -15,13 +16,19 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from sonde.server import listen, silent
+from sonde.server import listen, pages, silent
 from sonde.server.addresses import Address
 from sonde.server.service import ServerLimits, Service
 from sonde.server.tokens import Scope
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: a\r\n"
-ASK = b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def ask_of(service: Service) -> bytes:
+    """A question with a valid token, whose connection stays open."""
+    token = service.tokens.make("lab", [Scope.READ])[1]
+    head = f"GET /v1/identity HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    return head.encode()
 
 
 @pytest.fixture
@@ -102,10 +109,10 @@ def test_an_endless_head_is_cut_off(
 def test_an_answered_request_leaves_nothing_in_its_connection(
     served: tuple[Service, int, uvicorn.Server],
 ) -> None:
-    _, port, server = served
+    service, port, server = served
     with connected(port) as one:
-        one.sendall(ASK[:-2] + b"X: " + b"a" * 60_000 + b"\r\n\r\n")
-        assert b" 404 " in one.recv(1000)
+        one.sendall(ask_of(service)[:-2] + b"X: " + b"a" * 60_000 + b"\r\n\r\n")
+        assert b" 200 " in one.recv(1000)
         ends = time.monotonic() + 10
         (kept,) = server.server_state.connections
         while isinstance(kept, listen.HttpToolsProtocol) and kept.headers:
@@ -122,19 +129,20 @@ def test_few_requests_are_answered_in_turn_and_many_close_the_connection(
     served: tuple[Service, int, uvicorn.Server],
 ) -> None:
     service, port, _ = served
+    ask = ask_of(service)
     with connected(port) as one:
         few = listen.PIPELINED - 1
-        one.sendall(ASK * few + GET[:9])
+        one.sendall(ask * few + GET[:9])
         content = b""
-        while content.count(b" 404 ") < few:
+        while content.count(b'"tenant"') < few:
             part = one.recv(65_536)
             assert part
             content += part
         one.sendall(GET[9:] + b"Connection: close\r\n\r\n")
         assert b" 200 " in read(one)
     with connected(port) as one:
-        one.sendall(ASK * 5_000)
-        assert read(one).count(b" 404 ") <= listen.PIPELINED
+        one.sendall(ask * 5_000)
+        assert read(one).count(b'"tenant"') <= listen.PIPELINED
     assert service.counters.refused["pipelined"] == 1
 
 
@@ -150,6 +158,54 @@ def test_silent_connections_give_way_the_oldest_first(
         silent[1].sendall(GET + b"\r\n")
         silent[1].settimeout(20)
         assert b" 200 " in silent[1].recv(1000)
+
+
+def test_strangers_who_do_not_read_hold_few_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    static = tmp_path / "static"
+    (static / "assets").mkdir(parents=True)
+    (static / "assets" / "page.js").write_bytes(b" " * (16 << 20))
+    monkeypatch.setattr(pages, "routes", functools.partial(pages.routes, static))
+    service, port, _ = request.getfixturevalue("served")
+    ask = ask_of(service)
+    with contextlib.ExitStack() as held:
+        for at in range(2 * service.limits.connections):
+            one = held.enter_context(connected(port, f"127.0.0.{2 + at}"))
+            one.sendall(b"GET /assets/page.js HTTP/1.1\r\nHost: a\r\n\r\n")
+            time.sleep(0.02)
+        for _ in range(3):
+            with connected(port) as one:
+                one.sendall(ask)
+                assert b" 200 " in one.recv(1000)
+
+
+def test_who_has_shown_a_token_is_no_stranger(
+    served: tuple[Service, int, uvicorn.Server],
+) -> None:
+    service, port, _ = served
+    ask = ask_of(service)
+    with contextlib.ExitStack() as held:
+        known = [held.enter_context(connected(port)) for _ in range(4)]
+        for one in known:
+            one.sendall(ask)
+            assert b" 200 " in one.recv(1000)
+        for _ in range(8):
+            held.enter_context(connected(port))
+        for one in known:
+            one.sendall(ask)
+            assert b" 200 " in one.recv(1000)
+
+
+@pytest.mark.parametrize("path", ["/", "/assets/nothing.js", "/nothing", "/v1/nodes", "/healthz"])
+def test_answers_to_strangers_end_their_connection(
+    served: tuple[Service, int, uvicorn.Server], path: str
+) -> None:
+    with connected(served[1]) as one:
+        one.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
+        begun = time.monotonic()
+        assert b"connection: close" in read(one).lower()
+        assert time.monotonic() - begun < 10
 
 
 def test_silent_connections_of_all_together_leave_room() -> None:

@@ -93,8 +93,22 @@ def _over_http(args: argparse.Namespace) -> int:
     listening = listening_socket(host, port)
     shown = f"[{host}]" if ":" in host else host
     print(f"serving http://{shown}:{listening.getsockname()[1]}{http.PATH}", flush=True)
-    http.serve(server, listening)
+    http.serve(server, listening, lambda token: _is_accepted(args.server, token))
     return 0
+
+
+def _is_accepted(url: str, token: str) -> bool:
+    """Whether the server accepts a token, be it for reading or not."""
+    from sonde.errors import SondeError
+    from sonde.server.client import QuestionError, ServerClient
+
+    try:
+        ServerClient(url, token=token).ask("identity")
+    except QuestionError as error:
+        return error.status == 403
+    except SondeError:
+        return False
+    return True
 
 
 def _page(args: argparse.Namespace) -> str:

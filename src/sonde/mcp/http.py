@@ -12,7 +12,8 @@ import contextvars
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -23,9 +24,11 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sonde.mcp.accepted_tokens import AcceptedTokens
 from sonde.server.addresses import BACKLOG
 from sonde.server.listen import protocol_with
 from sonde.server.service import ServerLimits
+from sonde.server.silent import accepted
 
 PATH = "/mcp"
 """Where the tools are."""
@@ -33,8 +36,14 @@ BODY_BYTES = 64 << 10
 """Most bytes of a request's body: a call of a tool has less than a tenth."""
 BODY_S = 10.0
 """Within which a body has to arrive."""
+STRANGERS_BODY_S = 2.0
+"""The same where the server has not accepted the token."""
 CONNECTIONS = 256
 """At once; beyond it a client gets 503."""
+STRANGERS = CONNECTIONS // 4
+"""Of these, on which no request has had a token that the server accepts; the oldest is closed."""
+BODIES = CONNECTIONS // 2
+"""Bodies that are awaited at once; beyond it the oldest is given up."""
 _TOKEN_CHARS = 4_096
 
 _TOKEN: contextvars.ContextVar[str] = contextvars.ContextVar("sonde_mcp_token", default="")
@@ -45,8 +54,9 @@ def token_of_request() -> str:
     return _TOKEN.get()
 
 
-def application(server: MCPServer[object], port: int) -> ASGIApp:
-    """The ASGI application. `port`: on which it is reached, as browsers have it in `Host`."""
+def application(server: MCPServer[object], port: int, tokens: AcceptedTokens) -> ASGIApp:
+    """The ASGI application. `port`: on which it is reached, as browsers have it in `Host`;
+    `tokens`: which tokens the server accepts."""
     inner = server.streamable_http_app(
         streamable_http_path=PATH,
         json_response=True,
@@ -61,16 +71,19 @@ def application(server: MCPServer[object], port: int) -> ASGIApp:
             yield
 
     outer = Starlette(lifespan=lifespan)
-    outer.mount("/", _WithToken(inner))
+    outer.mount("/", _WithToken(inner, tokens))
     return outer
 
 
-def serve(server: MCPServer[object], listening: socket.socket) -> None:
-    """Serve on a listening socket of loopback until SIGTERM or SIGINT."""
+def serve(
+    server: MCPServer[object], listening: socket.socket, is_accepted: Callable[[str], bool]
+) -> None:
+    """Serve on a listening socket of loopback until SIGTERM or SIGINT. `is_accepted`: whether the
+    server accepts a token; called in threads."""
     port = listening.getsockname()[1]
     config = uvicorn.Config(
-        application(server, port),
-        http=protocol_with(ServerLimits(connections=CONNECTIONS)),
+        application(server, port, AcceptedTokens(is_accepted)),
+        http=protocol_with(ServerLimits(connections=CONNECTIONS, connections_unknown=STRANGERS)),
         lifespan="on",
         ws="none",
         log_config=None,
@@ -92,8 +105,10 @@ def serve(server: MCPServer[object], listening: socket.socket) -> None:
 class _WithToken:
     """Refuses requests without a token, reads bodies within bounds, and notes the token."""
 
-    def __init__(self, inner: ASGIApp) -> None:
-        self._inner = inner
+    def __init__(self, inner: ASGIApp, tokens: AcceptedTokens) -> None:
+        self._inner, self._tokens = inner, tokens
+        self._awaited: OrderedDict[object, asyncio.Timeout] = OrderedDict()
+        """Limits of the bodies that are awaited, the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -104,9 +119,11 @@ class _WithToken:
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return
+        is_known = await self._tokens.accepts(token)
+        if is_known:
+            accepted(scope)
         try:
-            async with asyncio.timeout(BODY_S):
-                body = await _body(receive)
+            body = await self._body(receive, BODY_S if is_known else STRANGERS_BODY_S)
         except TimeoutError:
             late = _refusal(408, "the body did not arrive in time", "send it at once")
             await late(scope, receive, send)
@@ -126,9 +143,35 @@ class _WithToken:
 
         noted = _TOKEN.set(token)
         try:
-            await self._inner(scope, again, send)
+            await self._inner(scope, again, send if is_known else _closing(send))
         finally:
             _TOKEN.reset(noted)
+
+    async def _body(self, receive: Receive, seconds: float) -> bytes | None:
+        """The whole body; None where it is too large. Raises TimeoutError where it does not come
+        in time, or is the oldest of too many."""
+        one = object()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                self._awaited[one] = limit
+                if len(self._awaited) > BODIES:
+                    oldest = self._awaited.popitem(last=False)[1]
+                    oldest.reschedule(asyncio.get_running_loop().time())
+                return await _body(receive)
+        finally:
+            self._awaited.pop(one, None)
+
+
+def _closing(send: Send) -> Send:
+    """The connection is closed after the answer: its place is for others."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [one for one in message.get("headers", ()) if one[0].lower() != b"connection"]
+            message = {**message, "headers": [*headers, (b"connection", b"close")]}
+        await send(message)
+
+    return sending
 
 
 def _bearer(given: list[str]) -> str:
@@ -157,7 +200,8 @@ async def _body(receive: Receive) -> bytes | None:
 
 
 def _refusal(status: int, cause: str, remedy: str) -> JSONResponse:
-    return JSONResponse({"error": cause, "remedy": remedy}, status)
+    # The rest of the request is not read, and the connection is free for others.
+    return JSONResponse({"error": cause, "remedy": remedy}, status, {"Connection": "close"})
 
 
 def _only_loopback(port: int) -> TransportSecuritySettings:
