@@ -7,13 +7,15 @@ import shutil
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from sonde.store.catalog import Catalog
+from sonde.store import stored_digests
+from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.compaction import retain
 from sonde.store.flush import Flusher
 from sonde.store.record import Record, digest_of
-from sonde.store.storage import BucketSettings, BucketStorage
+from sonde.store.storage import BucketSettings, BucketStorage, DirectoryStorage
 from sonde.store.stored_digests import StoredDigests
 from sonde.store.tables import DICTIONARIES, Origin
 from sonde.store.wal import Wal, sealed_segments
@@ -86,3 +88,26 @@ def test_an_old_chunk_is_not_stored_twice_because_its_file_is_damaged(tmp_path: 
     assert kept == {f"{one.digest.hex()}.chunk": one.body for one in records}
     (tmp_path / chunk.path).write_bytes(whole)
     assert flush(records) == (1, 1), "once it is whole again"
+
+
+def test_digests_of_files_that_are_gone_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_digests, "_FEW_FILES", 4)
+    catalog = Catalog(tmp_path)
+    storage = DirectoryStorage(tmp_path)
+    digests = StoredDigests(catalog, storage)
+    monkeypatch.setattr(stored_digests, "column_of", lambda *_: pa.array([bytes(16)]))
+    meta = {"start_ns": 5, "end_ns": 5, "wall_offset_ns": 0}
+    origin = Origin("lab", "one", bytes(16), 0, 1, meta)
+    before: list[StoredFile] = []
+    for at in range(40):
+        one = StoredFile(
+            f"data/lab/chunk/{at}.parquet", "lab", "chunk", "1970-01-01", 0, 0, 10, 1, 1, 0
+        )
+        catalog.replace([one], before, at + 1)
+        before = [one]
+        assert digests.has(origin)
+    assert len(digests._of_file) <= 5
+    assert digests._count == len(digests._of_file)
+    catalog.close()

@@ -43,11 +43,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not args.store.is_dir():
         raise UsageError(f"{args.store} is no directory", "make it, or start `sonde serve` first")
+    seconds = _seconds(args.days)
     tokens = Tokens(args.store)
     if args.action == "make":
-        name, token = tokens.make(
-            args.tenant, [Scope(one) for one in args.scope], round(args.days * 86_400)
-        )
+        name, token = tokens.make(args.tenant, [Scope(one) for one in args.scope], seconds)
         print(f"{name} {token}")
     elif args.action == "revoke":
         if not tokens.revoke(args.id):
@@ -61,3 +60,13 @@ def run(args: argparse.Namespace) -> int:
             print(f"{one.id} {one.tenant} {one.scopes} {state}")
     tokens.close()
     return 0
+
+
+def _seconds(days: float) -> int:
+    """How long a token counts; 0: always. Raises UsageError for other times below one second, of
+    which the store would make 0."""
+    if days and not 1 <= days * 86_400 < 1 << 40:
+        raise UsageError(
+            f"--days {days:g} is no time for a token", "give a second (0.00002) or more"
+        )
+    return round(days * 86_400)

@@ -23,6 +23,7 @@ from sonde.notify import alertmanager, texts
 from sonde.notify.poster import MAX_BYTES, Poster
 from sonde.server.alert_rules import AlertConfig, filled
 from sonde.server.alert_states import Alert, AlertStates
+from sonde.server.alert_turns import RuleTurns
 from sonde.server.alert_values import evaluate
 from sonde.server.service import Service
 
@@ -46,6 +47,7 @@ class Alerts:
         """Raises UsageError where states cannot be kept."""
         self._service, self._config = service, config
         self._rules = {(rule.tenant, rule.name): rule for rule in config.rules}
+        self._turns = RuleTurns(self._rules, config.interval_s)
         self.states = AlertStates(service.folder)
         self.errors: dict[tuple[str, str], str] = {}
         """Why the last evaluation failed, by (tenant, name) of the rule."""
@@ -114,6 +116,7 @@ class Alerts:
             yield "sonde_server_alerts", "gauge", f'{{state="{state}"}}', count
         for name in ("evaluations", "failures", "late_rounds", "given_up"):
             yield f"sonde_server_alert_{name}_total", "counter", "", self.counters[name]
+        yield "sonde_server_alert_put_off_total", "counter", "", self._turns.put_off
         dropped = self.states.resolved_dropped
         yield "sonde_server_alert_resolved_dropped_total", "counter", "", dropped
         for name, poster in (("webhook", self._webhook), ("alertmanager", self._manager)):
@@ -158,11 +161,13 @@ class Alerts:
         return True
 
     def evaluate_all(self, now_ns: int) -> None:
-        """Evaluate every rule once and send what changed. Raises sqlite3.Error."""
+        """Evaluate the rules of the tenants in turn, each once unless its tenant has used up its
+        time (alert_turns.py), and send what changed. Raises sqlite3.Error."""
         self.states.end_others(set(self._rules), now_ns)
-        for key, rule in self._rules.items():
+        for key in self._turns.round():
             if self._ended.is_set():
                 return
+            rule = self._rules[key]
             self.counters["evaluations"] += 1
             try:
                 known = self.states.active(rule)

@@ -40,6 +40,10 @@ def column_of(
         return None
 
 
+_FEW_FILES = 256
+"""Entries of so many files may be those of files that are gone; of more, half at most."""
+
+
 class StoredDigests:
     """Digests in the files of the table `chunk`, kept in memory up to `MAX_DIGESTS`: agents that
     come back after days send many old chunks, and files should not be read again for each."""
@@ -48,6 +52,8 @@ class StoredDigests:
         self._storage, self._catalog = storage, catalog
         self._of_file: OrderedDict[str, Any] = OrderedDict()
         self._count = 0
+        self._looked_at = _FEW_FILES
+        """With how many entries those of files that are gone are dropped the next time."""
 
     def has(self, chunk: Origin) -> bool | None:
         """Whether a chunk is in the files; None: a file that may have it is damaged. Raises
@@ -71,6 +77,8 @@ class StoredDigests:
     def _prefixes(self, one: StoredFile) -> Any:
         """The first 8 bytes of all digests of a file, sorted; None: it is damaged."""
         if one.path not in self._of_file:
+            if len(self._of_file) >= self._looked_at:
+                self._drop_gone()
             column = column_of(self._catalog, self._storage, one, "digest")
             known = None
             if column is not None:
@@ -83,6 +91,14 @@ class StoredDigests:
                 self._count -= 0 if gone is None else len(gone)
         self._of_file.move_to_end(one.path)
         return self._of_file[one.path]
+
+    def _drop_gone(self) -> None:
+        """Drop entries of files that the catalog does not count any more."""
+        known = {one.path for one in self._catalog.files()}
+        for path in [path for path in self._of_file if path not in known]:
+            gone = self._of_file.pop(path)
+            self._count -= 0 if gone is None else len(gone)
+        self._looked_at = max(_FEW_FILES, 2 * len(self._of_file))
 
     def _is_in(self, one: StoredFile, digest: bytes) -> bool | None:
         rows = pc.field("digest") == digest
