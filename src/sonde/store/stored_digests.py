@@ -41,7 +41,7 @@ def column_of(
 
 
 _FEW_FILES = 256
-"""Entries of so many files may be those of files that are gone; of more, half at most."""
+"""Up to this number, entries of files that are gone may be kept; of more, half at most are."""
 
 
 class StoredDigests:
