@@ -94,7 +94,7 @@ def test_a_look_that_fails_is_counted_and_the_next_one_is_made(monkeypatch):
     )  # fmt: skip
     reads = deque([OverflowError("Python int too large to convert to C long")])
 
-    def read(pid, wakers=(), asks_peers=True):
+    def read(pid, *_, **__):
         if reads:
             raise reads.popleft()
         return Facts()

@@ -16,7 +16,7 @@ def test_what_was_put_off_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     broker.put_off(1200)
     assert unread_processes.line().startswith("put off 1,200 times")
     broker.leave_alone(77)
-    assert unread_processes.line().startswith("left out: 1 process that block")
+    assert unread_processes.line().startswith("left out: 1 process: a read")
     assert unread_processes.counts() == {
         "processes": 1,
         "processes_with_files": 0,
