@@ -320,3 +320,22 @@ def test_a_function_that_reads_for_itself_waits_for_its_connection_alone(writer,
         Cause.HOST: 0.0,
     }
     assert first.request_ns == pytest.approx(6 * 2.1e9, rel=0.01)
+
+
+@pytest.mark.parametrize(("worked", "goes_first"), [(0.5, False), (0.0, True)])
+def test_a_program_that_works_goes_before_the_service_that_it_started(
+    writer, verdicts, worked, goes_first
+):
+    """A training job whose shards come from a child, and a program that starts services alone."""
+    key = process(writer, pid=41)
+    if worked:
+        on_cpu(writer, key, worked, ("train", "[python]", "train.py", 5, "python"), EVAL, tid=41)
+    fetch = ("fetch", "[python]", "train.py", 9, "python")
+    writer.wait(key, 41, "poll", 4.4, count=100, stack=writer.stack(fetch, RECV))
+    key = process(writer, *HANDLERS, ppid=41)
+    for tid in HANDLERS:
+        handled = writer.stack(THREAD, ONE, PAGE, QUERY, RECV)
+        writer.wait(key, tid, "socket", 3.0, count=200, stack=handled)
+
+    assert bool(verdicts()[0].service) is goes_first
+    assert any(one.service for one in verdicts())

@@ -43,8 +43,11 @@ OF_CAUSE: Mapping[tuple[Cause, CauseDetail], str] = {
     "more",
     (Cause.IO, CauseDetail.NONE): "do the I/O in another thread or process than the launching one",
     (Cause.SLEEP, CauseDetail.NONE): "remove the sleep from the launching thread",
-    (Cause.IDLE, CauseDetail.NONE): "nothing: it waits for what others ask of it; look at them, if "
-    "that is too little",
+    (
+        Cause.IDLE,
+        CauseDetail.NONE,
+    ): "nothing, if it has little to do. An event loop looks idle, too, "
+    "while what its handlers await is slow: then ask the services that it calls",
     (
         Cause.SYNCHRONIZATION,
         CauseDetail.NONE,

@@ -31,6 +31,7 @@ from sonde.analyze.thread_time import locations
 from sonde.analyze.trace_totals import ExactTime
 from sonde.analyze.verdict_on_threads import CODE, verdict_on
 from sonde.model.causes import Bound, Cause
+from sonde.model.serving import EVENT_LOOPS
 from sonde.model.timeline import (
     Activity,
     CallKind,
@@ -58,6 +59,9 @@ LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
 HANDED_OVER = "what other threads or processes hand over"
+LEADS = 0.01
+"""Of the recorded time, on CPUs: a program that started a service and works so much itself is what
+is asked about. One that only starts services, and waits for their end, does not."""
 IDLE = 0.5
 """A thread that waits for requests for this part of the record has nothing else to do."""
 
@@ -206,9 +210,15 @@ def _without_device(
     threads = deciding_threads(timeline, by_track, window)
     served = services(timeline, by_track, window)[:SERVICES]
     answering = {track for one in served for track in one.totals}
-    verdicts = [_of_service(timeline, one, window) for one in served]
     threads = [tracks for tracks in threads if answering.isdisjoint(tracks)]
-    for tracks in threads[: max(0, THREADS - len(served))]:
+    threads = threads[: max(0, THREADS - len(served))]
+    leading = _leading(timeline, threads, by_track, window)
+    helping: list[Verdict] = []
+    verdicts: list[Verdict] = []
+    for one in served:
+        to = helping if _helps(timeline, one, leading) else verdicts
+        to.append(_of_service(timeline, one, window))
+    for tracks in threads:
         totals = []
         for track in tracks:
             takes_requests = any(one.serves or one.service for one in by_track[track])
@@ -216,7 +226,36 @@ def _without_device(
             totals += [_on_host(one, handed_by) for one in by_track[track]]
         verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
         verdicts.append(without_device(verdict, len(tracks)))
-    return verdicts
+    return verdicts + helping
+
+
+def _leading(
+    timeline: Timeline,
+    threads: Iterable[Sequence[int]],
+    by_track: Mapping[int, Iterable[Total]],
+    window: int,
+) -> set[int]:
+    """The processes whose deciding threads, which answer no requests, also work themselves."""
+    worked: dict[int, int] = defaultdict(int)
+    for track in {track for tracks in threads for track in tracks}:
+        ns = sum(one.ns for one in by_track[track] if one.kind == TotalKind.SAMPLED)
+        worked[timeline.tracks[track].pid] += ns
+    return {pid for pid, ns in worked.items() if ns >= LEADS * window}
+
+
+def _helps(timeline: Timeline, service: Service, leading: Container[int]) -> bool:
+    """Whether a service is a helper of a program that leads it: that started its processes, and
+    works. The verdict on that program goes first, as nobody else asks the helper."""
+
+    def is_led(pid: int) -> bool:
+        seen = {pid}
+        while (pid := timeline.parents.get(pid, 0)) and pid not in seen:
+            if pid in leading:
+                return True
+            seen.add(pid)
+        return False
+
+    return all(is_led(timeline.tracks[track].pid) for track in service.tracks)
 
 
 def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
@@ -232,7 +271,11 @@ def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
     line = f"{at_a_time} requests at a time on average, in {which}"
     if service.between >= LEAST_SHARE * whole:
         waited = 100 * service.between / (whole + service.between)
+        # Where a handler awaits an answer, the loop waits, and no stack shows for whom.
+        is_loop = service.file in EVENT_LOOPS
+        line += ", without what its handlers await" * is_loop
         line += f"; for {waited:.0f} % of their time they wait for the next one"
+        line += ", or for what handlers await" * is_loop
     is_full = service.tasks and service.between < LEAST_SHARE * (whole + service.between)
     line += "; all of them are busy: further tasks wait for a thread" * is_full
     evidence = ["shares are of the time of requests", line, *verdict.evidence[1:]]
