@@ -4,6 +4,8 @@ lends."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from captures import Writer
@@ -339,3 +341,15 @@ def test_a_program_that_works_goes_before_the_service_that_it_started(
 
     assert bool(verdicts()[0].service) is goes_first
     assert any(one.service for one in verdicts())
+
+
+def test_a_capture_that_was_cut_has_a_verdict_with_a_note(tmp_path):
+    data = Path(__file__).parents[1] / "data/h200_input_pipeline.sonde"
+    whole = data.read_bytes()
+    path = tmp_path / "cut.sonde"
+    path.write_bytes(whole[: len(whole) * 3 // 4])
+
+    notes = explain(open_timeline([path])).notes
+
+    assert any("the capture is incomplete" in note for note in notes)
+    assert not any("incomplete" in note for note in explain(open_timeline([data])).notes)

@@ -33,7 +33,7 @@ from sonde.model.timeline import (
     events,
     no_events,
 )
-from sonde.query.capture import Capture, engine_bytes
+from sonde.query.capture import Capture, CaptureInfo, engine_bytes
 from sonde.query.chosen_threads import chosen_threads
 from sonde.query.columns import Frames, ThreadTracks, blocks_of, codes_of, int64_column, names_of
 from sonde.query.device_counters import (
@@ -160,7 +160,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         wall_offset_ns=capture.info.wall_offset_ns,
         tick_ns=tick_ns,
         sources=("sonde",),
-        notes=(note,) if note else (),
+        notes=tuple(filter(None, (note, _unread(capture.info)))),
     )
 
 
@@ -230,6 +230,20 @@ def _waits(naming: Interner, tracks: ThreadTracks, rows: pa.Table) -> Events:
 def _programs(process: pa.Table) -> dict[int, tuple[str, ...]]:
     columns = (process.column(name).to_pylist() for name in ("pid", "comm", "exe"))
     return {pid: (comm, exe) for pid, comm, exe in zip(*columns, strict=True)}
+
+
+def _unread(info: CaptureInfo) -> str:
+    """A note on what of the file was not read; '' where all of it was."""
+    parts = []
+    if info.tail_bytes:
+        parts.append(f"{info.tail_bytes:,} bytes of an unfinished chunk at its end")
+    if info.chunks_damaged:
+        parts.append(f"{info.chunks_damaged} damaged parts ({info.damaged_bytes:,} bytes)")
+    if info.chunks_missing:
+        parts.append(f"{info.chunks_missing} chunks that are missing")
+    if not parts:
+        return ""
+    return f"the capture is incomplete: left out are {', '.join(parts)}"
 
 
 def _parents(process: pa.Table) -> dict[int, int]:
