@@ -102,7 +102,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
     for page in (early, "docs/reference/features.md"):
         yield page, result, f"{sum(row['is_right'] for row in exam)} of 27"
         yield page, result, f"{placed.count(True)} of {len(placed)}"
-    for number in (3, 5, 6, 7, 8, 9, 10):
+    for number in (3, 5, 6, 7, 8, 9, 10, 11):
         result = f"bench/explain/results/exam-{number}-sealed.json"
         exam = loaded(result)
         programs = {row["program"] for row in exam}
@@ -113,7 +113,8 @@ def claims() -> Iterator[tuple[str, str, str]]:
             yield one, result, f"{len(programs) - len(wrong)} of {len(programs)}"
             yield one, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)}"
             yield one, result, f"{placed.count(True)} of {len(placed)}"
-    for name in ("exam-7-traces", "exam-9-traces-sealed", "exam-10-traces-sealed"):
+    sealed = (f"exam-{number}-traces-sealed" for number in (9, 10, 11))
+    for name in ("exam-7-traces", *sealed):
         traces = f"bench/explain/results/{name}.json"
         traced = loaded(traces)
         right = sum(row["is_right"] for row in traced)
