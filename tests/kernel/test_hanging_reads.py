@@ -72,7 +72,7 @@ def test_top_and_a_dump_of_a_neighbour_end_in_time(hostile: Tenant) -> None:
         top = _sonde("top", "--once").stdout
         assert "dash" in top
         if hostile.mode == "exec":
-            assert "left out: 1 process that block" in top
+            assert "left out: 1 process: a read" in top
     finally:
         neighbour.kill()
         neighbour.wait()
