@@ -188,7 +188,7 @@ def test_a_process_that_keeps_its_memory_map_locked_delays_nobody(installed, fol
         outcome = json.loads(sonde("record", "-d", "2", "--json", "-o", str(path)).stdout)
         assert outcome["elapsed_s"] < 6
         assert "processes.hung" in sonde("report", str(path), "--format", "table").stdout
-        assert "left out: 1 process " in sonde("dump", str(locked.pid)).stdout
+        assert "left out: 1 process" in sonde("dump", str(locked.pid)).stdout
 
 
 def test_a_memory_map_locked_in_the_middle_delays_nobody(installed, folder, tmp_path):

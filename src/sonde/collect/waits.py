@@ -276,7 +276,10 @@ class WaitCollector(Collector):
 
     def losses(self) -> Mapping[str, int]:
         """Losses so far by name."""
-        return {**self._iterators.losses(), "peers_cut": self._peers.cut}
+        found = dict(self._iterators.losses())
+        if self._peers.cut:
+            found["peers_cut"] = self._peers.cut
+        return found
 
     def memory_bytes(self) -> int:
         """Kernel memory held."""
