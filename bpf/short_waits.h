@@ -181,9 +181,9 @@ static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 no
  * The weight of a stack that is due, of a wait that counts as `times`; 0: it is not taken. Of threads with many
  * waits a CPU takes fewer stacks where it took many in this window. Where it took very many of any threads, it
  * takes fewer of all: a walk delays what runs next, and a thousand threads with few waits each have as many
- * stacks as one with many.
+ * stacks as one with many. Global, so that the verifier follows it once in each program.
  */
-static __always_inline u32 weight_of_stack(u32 weight, u32 times, u64 now)
+__weak __noinline u32 weight_of_stack(u32 weight, u32 times, u64 now)
 {
 	struct wait_pressure *pressure = weight ? pressure_now(now) : NULL;
 	u32 shift, of_all;
