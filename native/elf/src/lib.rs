@@ -16,6 +16,7 @@
 pub mod debug_file;
 pub mod file;
 pub mod functions;
+mod opening;
 pub mod pclntab;
 pub mod probe;
 pub mod record;
