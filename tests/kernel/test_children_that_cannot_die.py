@@ -19,6 +19,7 @@ from sonde.attach import remote
 from sonde.attach.policy import Policy
 from sonde.errors import AttachFailed
 from sonde.resolve import source_lines
+from sonde.resolve.build_id_links import FoundFile
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not Path("/dev/fuse").exists(), reason="mounts a FUSE file system"
@@ -104,8 +105,8 @@ def test_tracers_that_cannot_die_stop_attaches_to_their_own_users_processes_alon
 
 def test_a_reader_of_source_lines_that_cannot_die_costs_its_file_alone(hangs, tmp_path):
     class Seen:
-        def find(self, build_id):
-            return tmp_path / build_id
+        def open(self, build_id):
+            return FoundFile(os.open(os.devnull, os.O_RDONLY), str(tmp_path / build_id))
 
     found = []
     assert (

@@ -12,11 +12,13 @@ PROGRAM = r"""
 
 #include <stdio.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 __thread struct thread_sampling self_sampling __attribute__((tls_model("initial-exec")));
 struct shared shared;
 void sampling_carry(unsigned type, double weight) { (void)type, (void)weight; }
 void pool_give_back(struct sample *sample) { (void)sample; }
+void nap(uint64_t ns) { nanosleep(&(struct timespec){ .tv_nsec = (long)ns }, 0); }
 
 int main(void)
 {
