@@ -175,6 +175,8 @@ def kill_recorders(
         for recorder in recorders:
             assert recorder.stderr
             reported = recorder.stderr.readline()
+            while reported.startswith("sonde: starting"):
+                reported = recorder.stderr.readline()
             assert reported.startswith("sonde: recording"), reported
         time.sleep(random.uniform(0.2, 1.0))
         for memory in memories:

@@ -216,7 +216,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
     for page in ("docs/reference/features.md", "docs/lab/explain.md"):
         yield page, result, f"the straggler named in {named} of {len(late)}"
 
-    result = "bench/ground/results/h100-attach-cycles.json"
+    result = "bench/ground/results/h200-attach-cycles-now.json"
     cycles = loaded(result)
     page = "docs/design/attach.md"
     loops = len(cycles["identical"])
