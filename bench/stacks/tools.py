@@ -191,6 +191,9 @@ def _read(share: Callable[[Watched], Outcome], it: Watched) -> Outcome:
         return Outcome(failed=f"{type(error).__name__}: {error}"[:200])
 
 
+_TRACEFS = Path("/sys/kernel/tracing")
+
+
 class Otel:
     """OpenTelemetry's profiler, watching the whole machine meanwhile."""
 
@@ -240,11 +243,25 @@ def otel_or_none(folder: Path, program: Path | None) -> Iterator[Otel | None]:
     if program is None:
         yield None
         return
-    tool = Otel(folder, program)
+    with _tracefs():
+        tool = Otel(folder, program)
+        try:
+            yield tool
+        finally:
+            tool.close()
+
+
+@contextmanager
+def _tracefs() -> Iterator[None]:
+    """tracefs where it belongs: OpenTelemetry's profiler finds tracepoints there alone."""
+    if any(_TRACEFS.iterdir()):
+        yield
+        return
+    subprocess.run(["mount", "-t", "tracefs", "tracefs", _TRACEFS], check=True)
     try:
-        yield tool
+        yield
     finally:
-        tool.close()
+        subprocess.run(["umount", _TRACEFS], check=True)
 
 
 def missing(name: str) -> bool:
