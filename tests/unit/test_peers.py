@@ -5,59 +5,15 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
-import time
-from contextlib import contextmanager
 
 import pytest
 
 from sonde import procfs
 from sonde.collect import peers
 from sonde.collect.peers import PeerLooks
+from waiting_sockets import blocked, found, waiting
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="reads others' system calls: needs root")
-
-CONNECTS = """
-import socket, sys
-link = socket.socket(getattr(socket, sys.argv[1]))
-link.connect(eval(sys.argv[2]))
-more = [socket.socket() for _ in range(int(sys.argv[3]))]
-print("there", flush=True)
-link.recv(1)
-"""
-
-
-@contextmanager
-def waiting(family, address, more=0):
-    """A process that is connected and waits for data; its pid."""
-    command = [sys.executable, "-c", CONNECTS, family, repr(address), str(more)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
-        try:
-            assert child.stdout is not None
-            assert child.stdout.readline() == b"there\n"
-            path = f"/proc/{child.pid}/syscall"
-            until_s = time.monotonic() + 10
-            while not (procfs.read_file(path) or b"r")[:1].isdigit():
-                assert time.monotonic() < until_s
-            yield child.pid
-        finally:
-            child.kill()
-
-
-def blocked(pid, call="recvfrom", ns=500_000_000):
-    return (0, "blocked", "socket", "", call, "", 0, pid, 7, pid, 1, ns, 0, ns, 0, 0)
-
-
-def found(looks, *rows, tries=40):
-    """(address, protocol, program, thread, process) that looks find; a machine that is busy cuts
-    a look short, and another one goes on."""
-    for _ in range(tries):
-        looks._left_s = peers.BURST_S
-        rows_of_peers = looks.rows(0, rows)
-        if rows_of_peers and rows_of_peers[0][14]:
-            break
-    return {(row[2], row[3], row[4], row[9], row[14]) for row in rows_of_peers}
 
 
 @pytest.mark.parametrize("family", ["AF_INET", "AF_INET6"])
@@ -116,7 +72,7 @@ def test_a_thread_that_waits_for_the_next_request_has_no_peer():
 
 
 def test_short_waits_and_other_calls_are_not_looked_at(monkeypatch):
-    monkeypatch.setattr(PeerLooks, "_end", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(PeerLooks, "_look_at", lambda *_: pytest.fail("looked"))
     looks = PeerLooks()
     short = blocked(1, ns=1_000)
     assert looks.rows(0, [short, blocked(1, "accept4"), blocked(1, "nanosleep")]) == []

@@ -1,27 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who is at the other end of the sockets that threads wait on: of a few threads at a time, where
 the process itself connected. A sample, as stacks are; it runs on little CPU time and with bounds,
-because any process may have any number of sockets."""
+because any process may have any number of sockets.
+
+A thread that waits for any of several descriptors (poll, select, epoll) waits for a process where
+all sockets among them lead to one that it asked. Where it asked several, or where others asked it,
+too, these are candidates. Where only others asked, it is a server between two requests."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Final, TypeVar
 
 from sonde import procfs
-from sonde.collect.reasons import reason_of
+from sonde.collect.awaited_sockets import OF_DESCRIPTOR, OF_SEVERAL, awaited_sockets
+from sonde.collect.look_turns import LookTurns, Who
 from sonde.model.rows import ActivityTuple
 
 LEAST_WAIT_NS: Final = 50_000_000
 """A thread that waited in sockets for less of a tick is not looked at."""
 LOOKS: Final = 64
-"""At threads in one tick at most, of as many processes as possible."""
+"""At threads in one tick at most, of as many parties and processes as possible."""
 ROUNDS: Final = 8
 """Looks at one thread in a tick at most."""
 BURST_S: Final = 0.15
@@ -47,14 +51,28 @@ MAX_HOLDERS: Final = 8
 """Processes at one address that are remembered: workers of one service."""
 AGAIN_S: Final = 10.0
 """After this, processes are searched for those at an address again."""
+MAX_CANDIDATES: Final = 4
+"""Addresses that one wait may be for; where there are more, none is named."""
 _REASONS: Final = ("socket", "poll", "read", "write")
-_OF_DESCRIPTOR: Final = frozenset(
-    (
-        *("read", "readv", "write", "writev", "recvfrom", "recvmsg", "recvmmsg", "connect"),
-        *("sendto", "sendmsg", "sendmmsg"),
-    )
-)
-"""System calls whose first argument is the descriptor that is waited for."""
+_CALLS: Final = OF_DESCRIPTOR | OF_SEVERAL
+PEER: Final = "peer"
+"""Kind of a row: the thread waited for this one."""
+CANDIDATE: Final = "peer-candidate"
+"""Kind of a row: it waited for this one, or for another socket."""
+CLIENT: Final = "client"
+"""Kind of a row: it waited for what others, who had connected to it, ask next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What the sockets that a thread waits on lead to."""
+
+    asked: Sequence[procfs.OtherEnd] = ()
+    """By its process, each address once."""
+    clients: bool = False
+    """There are some by which others asked."""
+    others: bool = False
+    """There are some that listen, or of which that is not known."""
 
 
 @dataclass(slots=True)
@@ -71,8 +89,6 @@ class _Search:
 
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-Who = tuple[int, int, int]
-"""(pid, start_ns, tid)"""
 
 
 class PeerLooks:
@@ -80,6 +96,7 @@ class PeerLooks:
 
     def __init__(self) -> None:
         self._left_s, self._since_s = BURST_S, time.monotonic()
+        self._turns = LookTurns()
         self._ends: dict[int, procfs.OtherEnd] = {}
         """By inode of a process's socket."""
         self._searches: dict[str, _Search] = {}
@@ -90,8 +107,8 @@ class PeerLooks:
         """Looks at which there were more sockets or descriptors than are read."""
 
     def rows(self, since_ns: int, activity: Iterable[ActivityTuple]) -> list[ActivityTuple]:
-        """Rows of `activity`, kind peer, on some of the threads that waited, by their rows of one
-        tick."""
+        """Rows of `activity`, of kinds PEER, CANDIDATE and CLIENT, on some of the threads that
+        waited, by their rows of one tick."""
         now_s = time.monotonic()
         self._left_s = min(BURST_S, self._left_s + SHARE * (now_s - self._since_s))
         self._since_s = now_s
@@ -105,54 +122,105 @@ class PeerLooks:
     def _look(
         self, since_ns: int, activity: Iterable[ActivityTuple], now_s: float
     ) -> list[ActivityTuple]:
-        threads, processes = _waiting(activity)
-        ends: list[tuple[Who, procfs.OtherEnd]] = []
+        waited, processes = _waiting(activity)
+        looks: list[tuple[Who, _Ends]] = []
         tables: dict[str, procfs.TcpTables] = {}
+        until_s = now_s + LOOK_PART * WALL_S
         # Of few threads each is looked at several times: they wait for this and for that.
-        for who in islice(chain.from_iterable(repeat(threads, ROUNDS)), LOOKS):
-            if time.monotonic() > now_s + LOOK_PART * WALL_S:
+        for who in islice(self._turns.turns(waited, self._left_s, ROUNDS), LOOKS):
+            if time.monotonic() > until_s:
                 break
-            if (end := self._end(who, tables)) is not None:
-                ends.append((who, end))
+            began_s = _spent_s()
+            looks.append((who, self._look_at(who, tables, until_s)))
+            self._turns.charge(who, max(0.0, _spent_s() - began_s))
         found = []
-        for who, end in ends:
-            pid, name = self._holder(end, processes, now_s + WALL_S)
-            totals = (1, 0, 0, 0, pid, 0)
-            found.append((since_ns, "peer", end.address, end.protocol, name, "", 0, *who, *totals))
+        for who, ends in looks:
+            began_s = _spent_s()
+            found += self._rows_of(since_ns, who, ends, processes, now_s + WALL_S)
+            self._turns.charge(who, max(0.0, _spent_s() - began_s))
         return found
 
-    def _end(self, who: Who, tables: dict[str, procfs.TcpTables]) -> procfs.OtherEnd | None:
-        """The other end of what a thread waits on now; None: not known, or others connected."""
+    def _rows_of(
+        self,
+        since_ns: int,
+        who: Who,
+        ends: _Ends,
+        processes: Iterable[int],
+        until_s: float,
+    ) -> list[ActivityTuple]:
+        """Rows of one look at a thread."""
+        if not ends.asked:
+            totals = (1, 0, 0, 0, 0, 0)
+            is_server = ends.clients and not ends.others
+            return [(since_ns, CLIENT, "", "", "", "", 0, *who, *totals)] if is_server else []
+        holders = [self._holder(end, processes, until_s) for end in ends.asked]
+        pids = {pid for pid, _ in holders}
+        is_sure = not ends.clients and not ends.others
+        if is_sure and len(pids) == 1 and 0 not in pids:
+            # By several addresses: one process, all the same.
+            ends, holders = _Ends(ends.asked[:1]), holders[:1]
+        kind = PEER if is_sure and len(holders) == 1 else CANDIDATE
+        return [
+            (since_ns, kind, end.address, end.protocol, name, "", 0, *who, 1, 0, 0, 0, pid, 0)
+            for end, (pid, name) in zip(ends.asked, holders, strict=True)
+        ]
+
+    def _look_at(self, who: Who, tables: dict[str, procfs.TcpTables], until_s: float) -> _Ends:
+        """What a thread waits on now leads to."""
         pid = who[0]
+        asked: dict[tuple[str, str, int], procfs.OtherEnd] = {}
+        clients = others = False
+        namespace = ""
         with suppress(OSError):
-            number = _descriptor(pid, who[2])
-            link = procfs.read_link(f"/proc/{pid}/fd/{number}") if number >= 0 else ""
-            if not link.startswith("socket:["):
-                return None
-            inode = int(link[8:-1])
-            end = self._ends.pop(inode, None)
-            if end is None:
-                end = self._read_end(pid, inode, tables)
-            if end is None:
-                return None
-            _keep(self._ends, inode, end)
-            return end if end.asked else None
-        return None
+            awaited = awaited_sockets(pid, who[2])
+            self.cut += awaited.is_cut
+            for inode in awaited.inodes:
+                end = self._ends.pop(inode, None)
+                if end is None:
+                    if time.monotonic() > until_s:
+                        return _Ends()
+                    namespace = namespace or procfs.read_link(f"/proc/{pid}/ns/net")
+                    end = self._read_end(pid, inode, namespace, tables)
+                if end is None:
+                    others = True
+                    continue
+                _keep(self._ends, inode, end)
+                if not end.asked:
+                    clients = True
+                elif not awaited.is_one_of_several or not self._is_own_pair(pid, end):
+                    # Of several connections to one address any may be the one.
+                    key = end.protocol, end.address, 0 if end.address else end.inode
+                    asked.setdefault(key, end)
+            if len(asked) > MAX_CANDIDATES:
+                self.cut += 1
+                return _Ends()
+            return _Ends([*asked.values()], clients, others)
+        return _Ends()
+
+    def _is_own_pair(self, pid: int, end: procfs.OtherEnd) -> bool:
+        """Whether a process has both ends of a pair: by one thread it wakes another one that polls,
+        as event loops do."""
+        if end.address or not end.inode:
+            return False
+        known = self._holders.get(end.inode)
+        if known is None and self._has(pid, end.inode):
+            known = pid, _name(pid)
+            _keep(self._holders, end.inode, known)
+        return known is not None and known[0] == pid
 
     def _read_end(
-        self, pid: int, inode: int, tables: dict[str, procfs.TcpTables]
+        self, pid: int, inode: int, namespace: str, tables: dict[str, procfs.TcpTables]
     ) -> procfs.OtherEnd | None:
-        namespace = procfs.read_link(f"/proc/{pid}/ns/net")
         if namespace not in tables:
             if len(tables) >= MAX_TABLES:
                 self.cut += 1
                 return None
             tables[namespace] = procfs.TcpTables(pid)
             self.cut += tables[namespace].is_cut
-        end = tables[namespace].of(inode)
-        if end is None and namespace == procfs.read_link("/proc/self/ns/net"):
-            end = procfs.unix_end(inode)
-        return end
+        if tables[namespace].has(inode):
+            return tables[namespace].of(inode)
+        is_ours = namespace == procfs.read_link("/proc/self/ns/net")
+        return procfs.unix_end(inode) if is_ours else None
 
     def _holder(
         self, end: procfs.OtherEnd, processes: Iterable[int], until_s: float
@@ -199,40 +267,19 @@ class PeerLooks:
         return found
 
 
-def _waiting(activity: Iterable[ActivityTuple]) -> tuple[list[Who], list[int]]:
-    """(threads that waited long for what may be a socket, one of each process first, those that
-    waited longest most likely first; processes that waited for sockets)."""
+def _waiting(activity: Iterable[ActivityTuple]) -> tuple[Mapping[Who, int], list[int]]:
+    """(threads that waited long for what may be a socket, with ns; processes that waited for
+    sockets)."""
     waited: dict[Who, int] = defaultdict(int)
     processes: dict[int, None] = {}
     for row in activity:
         if row[1] != "blocked" or row[2] not in _REASONS:
             continue
         processes[row[7]] = None
-        if row[4] in _OF_DESCRIPTOR:
+        if row[4] in _CALLS:
             waited[row[7], row[8], row[9]] += row[11]
-    long = [(who, ns) for who, ns in waited.items() if ns >= LEAST_WAIT_NS]
-    long.sort(key=lambda one: one[1] * random.random(), reverse=True)
-    turn: dict[int, int] = defaultdict(int)
-    turns: list[tuple[int, Who]] = []
-    for who, _ in long:
-        turns.append((turn[who[0]], who))
-        turn[who[0]] += 1
-    turns.sort(key=lambda one: one[0])
-    return [who for _, who in turns], [*processes]
-
-
-def _descriptor(pid: int, tid: int) -> int:
-    """The descriptor on which a thread waits now; -1 where it waits for anything else."""
-    # NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
-    words = (procfs.read_file(f"/proc/{pid}/task/{tid}/syscall", 256) or b"").split()
-    if (
-        len(words) < 2
-        or not words[0].isdigit()
-        or reason_of(int(words[0]))[1] not in _OF_DESCRIPTOR
-    ):
-        return -1
-    number = int(words[1], 16)
-    return number if number < 1 << 31 else -1
+    long = {who: ns for who, ns in waited.items() if ns >= LEAST_WAIT_NS}
+    return long, [*processes]
 
 
 def _name(pid: int) -> str:

@@ -55,11 +55,21 @@ class TcpTables:
         self._text = b"\n".join(read)
         self.is_cut = any(len(one) >= MAX_TABLE_BYTES for one in read)
         """There are more than were read."""
+        self._by_inode: dict[bytes, int] = {}
+        self._by_ends: dict[tuple[bytes, bytes], int] = {}
+        """By local and remote address."""
+        self._listening: set[bytes] = set()
+        """Ports."""
+        self._index()
+
+    def has(self, inode: int) -> bool:
+        """Whether this is one of them, connected or not."""
+        return b"%d" % inode in self._by_inode
 
     def of(self, inode: int) -> OtherEnd | None:
         """What a socket is connected to; None: it is no TCP socket, or is not connected."""
-        words = self._line(b" %d " % inode)
-        if words is None or words[3] == _LISTENING or int(words[9]) != inode:
+        words = self._line(self._by_inode.get(b"%d" % inode))
+        if words is None or words[3] == _LISTENING:
             return None
         local, remote = words[1], words[2]
         port = remote.rpartition(b":")[2]
@@ -68,29 +78,35 @@ class TcpTables:
         back = None
         for mine in _forms(local):
             for other in _forms(remote):
-                back = back or self._line(b" %s %s " % (other, mine))
+                back = back or self._line(self._by_ends.get((other, mine)))
         return OtherEnd(
             "tcp",
             address_of(_forms(remote)[-1 if remote.startswith(_MAPPED) else 0].decode("ascii")),
             int(back[9]) if back else 0,
             int(back[7]) if back else -1,
-            not self._listens(local.rpartition(b":")[2]),
+            local.rpartition(b":")[2] not in self._listening,
         )
 
-    def _listens(self, port: bytes) -> bool:
-        return any(
-            b":%s %s:0000 %s " % (port, b"0" * size, _LISTENING) in self._text for size in (8, 32)
-        )
-
-    def _line(self, part: bytes) -> list[bytes] | None:
-        """The words of the first line with this part; None without one."""
-        at = self._text.find(part)
-        if at < 0:
+    def _line(self, at: int | None) -> list[bytes] | None:
+        """The words of the line at an offset; None without one."""
+        if at is None:
             return None
-        begin, end = self._text.rfind(b"\n", 0, at) + 1, self._text.find(b"\n", at)
-        words = self._text[begin : end if end >= 0 else None].split()
-        is_whole = len(words) >= 10 and words[7].isdigit() and words[9].isdigit()
-        return words if is_whole else None
+        end = self._text.find(b"\n", at)
+        words = self._text[at : end if end >= 0 else None].split()
+        return words if words[7].isdigit() else None
+
+    def _index(self) -> None:
+        """Note where the lines begin: one look may be for many sockets."""
+        at = 0
+        for line in self._text.split(b"\n"):
+            words = line.split(None, 10)
+            if len(words) >= 10 and words[9].isdigit():
+                _, local, remote, state, *_ = words
+                self._by_ends.setdefault((local, remote), at)
+                self._by_inode.setdefault(words[9], at)
+                if state == _LISTENING:
+                    self._listening.add(local.rpartition(b":")[2])
+            at += len(line) + 1
 
 
 def _forms(address: bytes) -> tuple[bytes, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -119,6 +120,12 @@ def links_of(pid: int, limit: int, prefix: str) -> tuple[set[str], bool]:
     and whether it has more descriptors. Raises OSError."""
     links, is_cut = BROKER.ask(pid, ("links", f"/proc/{pid}/fd", limit, os.fsencode(prefix)))
     return set(map(os.fsdecode, links)), is_cut
+
+
+def links_at(pid: int, folder: str, names: Sequence[int]) -> list[str]:
+    """Where some descriptors of a process lead to, '' of those that are not there; `folder`: a path
+    to its descriptors. Raises OSError."""
+    return [*map(os.fsdecode, BROKER.ask(pid, ("links at", folder, list(names))))]
 
 
 def sockets_of(pid: int, limit: int) -> tuple[set[str], bool]:

@@ -88,6 +88,17 @@ def links_of(folder: str, limit: int, prefix: bytes) -> tuple[list[bytes], bool]
         return list(found), next(entries, None) is not None
 
 
+def links_at(folder: str, names: list[int]) -> list[bytes]:
+    """Where some descriptors of /proc/PID/fd lead to; b"" of one that is not there."""
+    found = []
+    for name in names:
+        try:
+            found.append(os.readlink(os.fsencode(f"{folder}/{name}")))  # noqa: PTH115
+        except OSError:
+            found.append(b"")
+    return found
+
+
 def of_process(path: str, ask: Callable[[str], Any]) -> Any:
     """What `ask` returns for a path; where there is nothing, as the first thread of the process has
     ended, for the path of another thread. Raises OSError."""
@@ -246,6 +257,8 @@ class Server:
         elif kind == "links":
             path, limit, prefix = rest
             self.answer(0, of_process(path, lambda it: links_of(it, limit, prefix)))
+        elif kind == "links at":
+            self.answer(0, links_at(*rest))
         elif kind == "inode":
             self.answer(0, of_process(rest[0], os.stat).st_ino)
         elif kind == "which":
