@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parents[1] / "programs" / "loopback"
 
 
 @contextmanager
-def shop(folder):
+def shop(folder, *timeout):
     """Ledger, orders and shoppers, each of which asks the one before; (pid, port) of the first."""
     with ExitStack() as stack:
 
@@ -38,7 +38,7 @@ def shop(folder):
 
         ledger = start("ledger.py", 0, folder / "ledger.dat")
         ledger_port = port(ledger)
-        orders = start("orders.py", ledger_port)
+        orders = start("orders.py", ledger_port, *timeout)
         start("shoppers.py", port(orders))
         yield orders, ledger, ledger_port
 
@@ -49,9 +49,10 @@ def orders_io(verdicts):
     return asking[0], next(one for one in asking[0].causes if one.key == Cause.IO)
 
 
-def test_a_recording_of_the_machine_leads_to_the_sync(tmp_path):
+@pytest.mark.parametrize("timeout", [(), (60,)], ids=["recv", "poll"])
+def test_a_recording_of_the_machine_leads_to_the_sync(tmp_path, timeout):
     capture = tmp_path / "a.sonde"
-    with shop(tmp_path) as (orders, ledger, port):
+    with shop(tmp_path, *timeout) as (orders, ledger, port):
         command = [sys.executable, "-m", "sonde", "record", "-o", str(capture), "--quiet"]
         pids = ["-p", str(orders.pid), str(ledger.pid)]
         subprocess.run([*command, "-d", "6", *pids], check=True, timeout=90)

@@ -54,9 +54,9 @@ def orders(writer):
     return key, tids
 
 
-def looked(writer, key, tid, address, pid, name, looks=3):
+def looked(writer, key, tid, address, pid, name, looks=3, kind="peer"):
     """What looks at a thread found."""
-    row = {"kind": "peer", "name": address, "api": "tcp", "op": name, "waker_pid": pid}
+    row = {"kind": kind, "name": address, "api": "tcp", "op": name, "waker_pid": pid}
     writer.add("activity", key, tid=tid, count=looks, **row)
 
 
@@ -191,3 +191,54 @@ def test_advice_by_kind_of_io(writer, explained, reason, frame, detail, text):
     assert first.causes[0].key == Cause.IO
     assert first.causes[0].detail == detail
     assert first.advice[0].text.startswith(text)
+
+
+def client(writer):
+    """A handler whose thread waits in poll for 4.5 of 5 s."""
+    threads = [{"tid": ORDERS, "comm": "python"}]
+    key = writer.process(ORDERS, "python", threads=threads, command="orders.py")
+    asks = writer.stack(THREAD, ONE, DO_GET, BOOK, "poll")
+    writer.wait(key, ORDERS, "poll", 4.5, count=300, stack=asks)
+    return key
+
+
+def test_a_client_that_waits_in_poll_leads_to_who_answers(writer, explained):
+    looked(writer, client(writer), ORDERS, AT, LEDGER, "ledger.py")
+    ledger(writer)
+    first = explained().verdicts[0]
+    assert first.causes[0].detail == CauseDetail.SOCKETS
+    assert first.causes[0].culprit is not None
+    assert first.causes[0].culprit.doing == "sync to disk"
+    assert f"100 % of it for ledger.py ({LEDGER}) at {AT}" in first.causes[0].facts[0]
+    assert f"look at ledger.py ({LEDGER}) at {AT}" in first.advice[0].text
+
+
+def test_of_several_sockets_at_once_all_are_named_and_none_is_blamed(writer, explained):
+    key = client(writer)
+    looked(writer, key, ORDERS, AT, LEDGER, "ledger.py", kind="peer-candidate")
+    looked(writer, key, ORDERS, STORE_AT, STORE, "store.py", kind="peer-candidate")
+    ledger(writer)
+    cause = explained().verdicts[0].causes[0]
+    assert cause.culprit is None
+    assert (
+        "it waits for any of several sockets; it asked "
+        f"ledger.py ({LEDGER}) at {AT} and store.py ({STORE}) at {STORE_AT}"
+    ) in cause.facts
+
+
+def test_what_looks_found_alone_counts_by_its_part(writer, explained):
+    """Three looks found one socket; one found two of which any could be waited for."""
+    key = client(writer)
+    looked(writer, key, ORDERS, AT, LEDGER, "ledger.py")
+    for at, pid, name in ((AT, LEDGER, "ledger.py"), (STORE_AT, STORE, "store.py")):
+        looked(writer, key, ORDERS, at, pid, name, looks=1, kind="peer-candidate")
+    cause = explained().verdicts[0].causes[0]
+    assert f"75 % of it for ledger.py ({LEDGER}) at {AT}" in cause.facts[0]
+
+
+def test_an_event_loop_names_what_its_handlers_may_await(writer, explained):
+    key = ledger(writer, syncs=1.0, queued=0.0)
+    looked(writer, key, LEDGER, STORE_AT, STORE, "store.py", kind="peer-candidate")
+    text = render(explained())
+    assert "or for what handlers await, such as an answer of store.py (88) at" in text
+    assert "store.sock" in text

@@ -353,3 +353,33 @@ def test_a_capture_that_was_cut_has_a_verdict_with_a_note(tmp_path):
 
     assert any("the capture is incomplete" in note for note in notes)
     assert not any("incomplete" in note for note in explain(open_timeline([data])).notes)
+
+
+ASK = ("Session.question", "[python]", "shop.py", 12, "python")
+
+
+def kept_connection(writer, looked):
+    """Threads of a socketserver that read the next question of a kept connection in a function of
+    the program, and answer it on a CPU. `looked`: kinds of looks at each."""
+    key = process(writer, *HANDLERS)
+    for tid in HANDLERS:
+        reads = writer.stack(THREAD, SESSION, ASK, RECV)
+        writer.wait(key, tid, "socket", 4.0, count=300, stack=reads)
+        on_cpu(writer, key, 0.5, THREAD, SESSION, ANSWER, tid=tid)
+        for kind in looked:
+            writer.add("activity", key, tid=tid, kind=kind, name="", api="", op="", count=3)
+    return key
+
+
+def test_the_next_question_on_a_kept_connection_is_no_request(writer, verdicts):
+    kept_connection(writer, ["client"])
+    (first,) = verdicts()
+    assert not any(one.key == Cause.IO for one in first.causes)
+    assert any("they wait for the next one" in line for line in first.evidence)
+
+
+@pytest.mark.parametrize("looked", [[], ["client", "peer"]])
+def test_where_looks_do_not_show_it_a_wait_counts_for_the_request(writer, verdicts, looked):
+    kept_connection(writer, looked)
+    first = verdicts()[0]
+    assert first.causes[0].key == Cause.IO

@@ -11,6 +11,7 @@ from typing import Final
 
 from sonde.analyze.causes import IO_REASONS
 from sonde.analyze.ranking import LEAST_SHARE
+from sonde.analyze.services import as_next_request
 from sonde.analyze.thread_time import cause_of, function_of
 from sonde.model.causes import Cause, CauseDetail
 from sonde.model.peers import Peer
@@ -57,7 +58,7 @@ def behind_io(timeline: Timeline, totals: Iterable[Total], window: int) -> Behin
     whole = sum(one.ns for one in mine)
     by_detail: dict[CauseDetail, int] = defaultdict(int)
     for one in mine:
-        by_detail[detail_of_wait(one)] += one.ns
+        by_detail[_detail_of(timeline, one)] += one.ns
     detail = max(by_detail, key=lambda key: by_detail[key], default=CauseDetail.NONE)
     if not whole or by_detail[detail] < MOSTLY * whole:
         return BehindIo()
@@ -69,6 +70,8 @@ def behind_io(timeline: Timeline, totals: Iterable[Total], window: int) -> Behin
         peer, share = far
         text, culprit = _answers(timeline, peer, ())
         facts.append(f"{100 * share:.0f} % of it for {text}")
+    elif several := candidates(timeline, mine):
+        facts.append(f"it waits for any of several sockets; it asked {named(several)}")
     in_loop = sum(one.ns for one in mine if one.service in EVENT_LOOPS)
     if in_loop >= MOSTLY * whole:
         facts.append("it holds up an event loop: all that this serves waits meanwhile")
@@ -88,8 +91,8 @@ def far_end(timeline: Timeline, totals: Iterable[Total]) -> tuple[Peer, float] |
             continue
         pid = timeline.tracks[one.track].pid
         found: Sequence[Peer] = timeline.peers.get(one.track) or of_processes.get(pid) or ()
-        looks = sum(peer.looks for peer in found)
-        for peer in found:
+        looks = _looks(found)
+        for peer in (one for one in found if one.alone):
             key = peer.pid, "" if peer.pid else peer.address
             peers.setdefault(key, peer)
             waited[key] += one.ns * peer.looks / max(1, looks)
@@ -99,8 +102,55 @@ def far_end(timeline: Timeline, totals: Iterable[Total]) -> tuple[Peer, float] |
     return peers[most], waited[most] / whole
 
 
-def detail_of_wait(one: Total) -> CauseDetail:
-    """What kind of I/O a wait is for."""
+def candidates(timeline: Timeline, totals: Iterable[Total]) -> list[Peer]:
+    """Whom the threads of these waits may have waited for at most looks at them, where they waited
+    for several sockets at once: each process or address once, the one found most often first."""
+    tracks = dict.fromkeys(one.track for one in totals)
+    peers = [timeline.peers.get(track, ()) for track in tracks]
+    among = sum(_looks([one for one in each if not one.alone]) for each in peers)
+    is_most = among > 0 and among >= MOSTLY * sum(map(_looks, peers))
+    return asked_by(timeline, tracks) if is_most else []
+
+
+def asked_by(timeline: Timeline, tracks: Iterable[int]) -> list[Peer]:
+    """Whom the processes of some threads asked, of those that looks at these threads found: each
+    process or address once, the one found most often first."""
+    found: dict[tuple[int, str], Peer] = {}
+    for peer in sorted(
+        (one for track in tracks for one in timeline.peers.get(track, ())),
+        key=lambda one: -one.looks,
+    ):
+        found.setdefault((peer.pid, "" if peer.pid else peer.address), peer)
+    return [*found.values()]
+
+
+def named(peers: Sequence[Peer]) -> str:
+    """The first few of them: 'a.py (7) at 127.0.0.1:9301, b.py (9) at b.sock and 2 more'."""
+    labels = [label_of(one) for one in peers[:DOES]]
+    more = len(peers) - len(labels)
+    labels += [f"{more} more"] if more > 0 else []
+    return " and ".join([", ".join(labels[:-1]), labels[-1]] if len(labels) > 1 else labels)
+
+
+def label_of(peer: Peer) -> str:
+    """'ledger.py (77) at 127.0.0.1:9301', or the address alone."""
+    if not peer.pid:
+        return f"what answers at {peer.address}"
+    label = f"{peer.name or 'process'} ({peer.pid})"
+    return f"{label} at {peer.address}" if peer.address else label
+
+
+def _looks(peers: Sequence[Peer]) -> int:
+    """How many looks these are of; one at several sockets found several at once."""
+    among = max((one.looks for one in peers if not one.alone), default=0)
+    return among + sum(one.looks for one in peers if one.alone)
+
+
+def _detail_of(timeline: Timeline, one: Total) -> CauseDetail:
+    """What kind of I/O a wait is for; one in poll is for a socket where looks at the thread found
+    one."""
+    if one.name == "poll" and timeline.peers.get(one.track):
+        return CauseDetail.SOCKETS
     return _OF_DETAIL.get(one.wait_detail) or _DETAIL_OF.get(one.name, CauseDetail.NONE)
 
 
@@ -126,9 +176,7 @@ def _written(timeline: Timeline, pids: Iterable[int], window: int) -> list[str]:
 def _answers(timeline: Timeline, peer: Peer, seen: tuple[int, ...]) -> tuple[str, Culprit]:
     """Who answers, and what that process mostly does meanwhile; as a culprit, the last one of those
     that wait for one another. `seen`: the processes that wait for it."""
-    label = f"{peer.name or 'process'} ({peer.pid})" if peer.pid else ""
-    where = peer.address
-    label = (f"{label} at {where}" if where else label) if label else f"what answers at {where}"
+    label = label_of(peer)
     if not peer.pid:
         return label, Culprit(label, "", "")
     mine = _of_requests(timeline, peer.pid)
@@ -167,7 +215,7 @@ def _of_requests(timeline: Timeline, pid: int) -> list[Total]:
     kinds = (TotalKind.BLOCKED, TotalKind.RUNQUEUE, TotalKind.SAMPLED)
     mine = [
         one
-        for one in timeline.totals
+        for one in (as_next_request(timeline, one) for one in timeline.totals)
         if timeline.tracks[one.track].pid == pid
         and timeline.tracks[one.track].owner == ThreadOwner.PROGRAM
         and one.kind in kinds

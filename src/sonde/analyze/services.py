@@ -119,6 +119,36 @@ def services(timeline: Timeline, by_track: Mapping[int, list[Total]], window: in
     )
 
 
+def with_next_requests(
+    timeline: Timeline, by_track: dict[int, list[Total]]
+) -> dict[int, list[Total]]:
+    """The totals of threads, with waits on connections that others made, by looks at the sockets
+    that they waited on, as waits for the next request: there a thread is idle, also where the
+    program reads its connections itself. Of a thread that asks others, too, only those in the
+    function that it was called in are known to be such."""
+    if not timeline.clients:
+        return by_track
+    return {
+        track: [as_next_request(timeline, one) for one in totals]
+        for track, totals in by_track.items()
+    }
+
+
+def as_next_request(timeline: Timeline, one: Total) -> Total:
+    """The same of one total."""
+    if not timeline.clients.get(one.track):
+        return one
+    is_read = one.name == "read" and one.wait_detail == WaitDetail.SOCKET
+    if one.kind != TotalKind.BLOCKED or not (is_read or one.name in ("socket", "poll")):
+        return one
+    # Others read the requests, and what a handler of theirs waits for is of a request.
+    if one.service not in ("", ACCEPTS, *CONNECTION_LOOPS):
+        return one
+    asks = bool(timeline.peers.get(one.track))
+    is_entry = bool(one.entry) and not _is_below(one)
+    return one if asks and not is_entry else replace(one, serves=True)
+
+
 def _key(totals: Iterable[Total], takes_requests: bool) -> tuple[str, str] | None:
     """(file of the code that took the requests, class or file of the program's functions that
     answer them) of a thread, by most of its time in requests; None for one that has none."""
@@ -186,7 +216,7 @@ def _connects(timeline: Timeline, asking: Service, asked: Service) -> int:
         peer.looks
         for track in asking.totals
         for peer in timeline.peers.get(track, ())
-        if peer.pid in pids and peer.pid != timeline.tracks[track].pid
+        if peer.alone and peer.pid in pids and peer.pid != timeline.tracks[track].pid
     )
 
 

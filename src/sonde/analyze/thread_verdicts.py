@@ -23,10 +23,11 @@ from sonde.analyze.advice import next_step_on
 from sonde.analyze.deciding_threads import deciding_threads
 from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
+from sonde.analyze.far_ends import asked_by, named
 from sonde.analyze.host_words import without_device
 from sonde.analyze.offenders import others_on_device, own_use
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
-from sonde.analyze.services import SERVICES, Service, services
+from sonde.analyze.services import SERVICES, Service, services, with_next_requests
 from sonde.analyze.thread_time import locations
 from sonde.analyze.trace_totals import ExactTime
 from sonde.analyze.verdict_on_threads import CODE, verdict_on
@@ -206,6 +207,7 @@ def _without_device(
     timeline: Timeline, by_track: dict[int, list[Total]], window: int
 ) -> list[Verdict]:
     """Verdicts on the threads that decide in a capture in which nothing called a device."""
+    by_track = with_next_requests(timeline, by_track)
     waiting = _idle_threads(by_track, window)
     threads = deciding_threads(timeline, by_track, window)
     served = services(timeline, by_track, window)[:SERVICES]
@@ -276,6 +278,8 @@ def _of_service(timeline: Timeline, service: Service, window: int) -> Verdict:
         line += ", without what its handlers await" * is_loop
         line += f"; for {waited:.0f} % of their time they wait for the next one"
         line += ", or for what handlers await" * is_loop
+        if is_loop and (asked := asked_by(timeline, tracks)):
+            line += f", such as an answer of {named(asked)}"
     is_full = service.tasks and service.between < LEAST_SHARE * (whole + service.between)
     line += "; all of them are busy: further tasks wait for a thread" * is_full
     evidence = ["shares are of the time of requests", line, *verdict.evidence[1:]]

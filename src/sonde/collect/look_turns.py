@@ -54,11 +54,12 @@ class LookTurns:
         runs = {party: _by_processes(queues[party], rounds) for party in order}
         while runs:
             for party in [*runs]:
-                who = next(runs[party], None)
-                if who is None or (len(order) > 1 and self._of_tick_s[party] >= part_s):
+                is_over = len(order) > 1 and self._of_tick_s[party] >= part_s
+                turn = None if is_over else next(runs[party], None)
+                if turn is None:
                     del runs[party]
                 else:
-                    yield who
+                    yield turn
 
     def charge(self, who: Who, cpu_s: float) -> None:
         """A look at this thread took so long."""

@@ -18,3 +18,6 @@ class Peer:
     """What it runs; '' not known."""
     looks: int
     """How often a look at the thread found it."""
+    alone: bool = True
+    """The thread waited for this one; False: for any of several sockets, of which this is one that
+    its process asked."""

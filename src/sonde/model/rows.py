@@ -71,9 +71,10 @@ class ActivityRow(NamedTuple):
     time_ns: int
     """start of the interval"""
     kind: str
-    """blocked | runqueue | device | block | block-queue | syscall | tcp | peer | mapped | unmapped
-    | faulted; peer: who was at the other end of a socket that the thread waited on, of a sample of
-    such waits"""
+    """blocked | runqueue | device | block | block-queue | syscall | tcp | peer | peer-candidate |
+    client | mapped | unmapped | faulted; peer: who was at the other end of a socket that the thread
+    waited on, of a sample of such waits; peer-candidate: it waited for any of several sockets, of
+    which this is one; client: it waited for what others, who had connected to it, ask next"""
     name: str
     """reason of the wait, or function of the call; address of a peer; of memory as in `sample`"""
     api: str

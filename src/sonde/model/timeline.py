@@ -397,6 +397,8 @@ class Timeline:
     """By track and `Total.location`: the same within one thread, where threads differ."""
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     """By track: whom its thread waited for in sockets, by a sample of such waits."""
+    clients: Mapping[int, int] = field(default_factory=dict)
+    """By track: how often, in that sample, it waited for what others who connected ask next."""
     written_bytes: Mapping[int, int] = field(default_factory=dict)
     """By pid: what it wrote to files on block devices, where known."""
     pools: Sequence[Pool] = ()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom threads waited for in sockets: rows of `activity` of kind peer."""
+"""Whom threads waited for in sockets: rows of `activity`, kinds peer, peer-candidate, client."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from sonde.query.columns import ThreadTracks, int64_column, texts_of
 MAX_PEERS = 16
 """Of one thread, that are kept: those found most often."""
 _MOST_LOOKS = 1 << 20
+_PEER = "peer"
+_KINDS = pa.array([_PEER, "peer-candidate"])
 
 
 def peers_of(tracks: ThreadTracks, activity: pa.Table) -> dict[int, Sequence[Peer]]:
@@ -22,24 +24,36 @@ def peers_of(tracks: ThreadTracks, activity: pa.Table) -> dict[int, Sequence[Pee
 
     A connection of which one look found the process, and another one did not, is that process's.
     """
-    rows = activity.filter(pc.equal(activity.column("kind").cast(pa.string()), "peer"))
-    looks: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    rows = activity.filter(pc.is_in(activity.column("kind").cast(pa.string()), _KINDS))
+    looks: dict[int, dict[tuple[str, bool], int]] = defaultdict(lambda: defaultdict(int))
     holders: dict[str, tuple[int, str]] = {}
-    columns = (tracks.of_rows(rows).tolist(), texts_of(rows, "name"), texts_of(rows, "op"))
+    texts = (texts_of(rows, name) for name in ("kind", "name", "op"))
     numbers = (int64_column(rows, name).tolist() for name in ("waker_pid", "count"))
     if not rows.num_rows:
         return {}
-    for track, address, name, pid, count in zip(*columns, *numbers, strict=True):
+    columns = zip(tracks.of_rows(rows).tolist(), *texts, *numbers, strict=True)
+    for track, kind, address, name, pid, count in columns:
         key = address or f"{pid} {name}"  # pairs have no address
-        looks[track][key] += min(max(count, 0), _MOST_LOOKS)
+        looks[track][key, kind == _PEER] += min(max(count, 0), _MOST_LOOKS)
         if pid or key not in holders:
             holders[key] = pid, name
     found: dict[int, Sequence[Peer]] = {}
     for track, by_key in looks.items():
         ranked = sorted(by_key, key=lambda key: -by_key[key])[:MAX_PEERS]
         found[track] = [
-            Peer("" if key == f"{pid} {name}" else key, pid, name, by_key[key])
-            for key in ranked
+            Peer("" if key == f"{pid} {name}" else key, pid, name, by_key[key, alone], alone)
+            for key, alone in ranked
             for pid, name in [holders[key]]
         ]
     return found
+
+
+def clients_of(tracks: ThreadTracks, activity: pa.Table) -> dict[int, int]:
+    """By track: how often its thread was found waiting for what others, who had connected to it,
+    ask next."""
+    rows = activity.filter(pc.equal(activity.column("kind").cast(pa.string()), "client"))
+    found: dict[int, int] = defaultdict(int)
+    counts = int64_column(rows, "count").tolist()
+    for track, count in zip(tracks.of_rows(rows).tolist(), counts, strict=True):
+        found[track] += min(max(count, 0), _MOST_LOOKS)
+    return dict(found)

@@ -47,7 +47,7 @@ from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, D
 from sonde.query.device_times import times_on_device
 from sonde.query.location_callers import callers_of
 from sonde.query.lock_places import places_within
-from sonde.query.peers import peers_of
+from sonde.query.peers import clients_of, peers_of
 from sonde.query.pools import with_pools
 from sonde.query.run_totals import single_runs
 from sonde.query.sample_totals import FAULT_FRAMES
@@ -150,6 +150,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         callers=callers,
         thread_callers=thread_callers,
         peers=peers_of(tracks, tables["activity"]),
+        clients=clients_of(tracks, tables["activity"]),
         written_bytes=_written_bytes(tables["usage"]),
         pools=pools,
         requests=requests,

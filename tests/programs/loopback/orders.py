@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that asks the ledger about each request: `orders.py LEDGER_PORT`. Four clients of it are
-threads of another process (`shoppers.py`)."""
+"""A server that asks the ledger about each request: `orders.py LEDGER_PORT [TIMEOUT]`. Four
+clients of it are threads of another process (`shoppers.py`). With a timeout in seconds, Python waits
+for an answer in poll(2)."""
 
 import socket
 import sys
@@ -12,7 +13,8 @@ class LedgerClient(threading.local):
     """A connection to the ledger for each thread."""
 
     def __init__(self) -> None:
-        self.link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        timeout = float(sys.argv[2]) if len(sys.argv) > 2 else None
+        self.link = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout)
 
     def book(self, line: bytes) -> bytes:
         """Have an order committed."""
