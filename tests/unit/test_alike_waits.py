@@ -13,6 +13,7 @@ from sonde.model.profile import ProfileKind
 from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.session import Session
+from sonde.recording.timelines import open_timeline
 
 HANDLE = ("BaseHTTPRequestHandler.handle_one_request", "[python]", "http/server.py", 408, "python")
 READ = ("SocketIO.readinto", "[python]", "socket.py", 706, "python")
@@ -85,3 +86,16 @@ def test_who_ended_waits_and_was_not_recorded_is_no_number_alone(tmp_path):
         writer.wait(key, 100, f"reason {waker}", 2.0, waker=(waker, waker), stack=stack)
     waits = queries.waits(Session(read(writer.write(tmp_path / "a.sonde"))))
     assert {one.waker for one in waits} == {"shop (22)", "another process (23)"}
+
+
+def test_a_kernel_thread_that_was_not_recorded_has_its_name(tmp_path):
+    writer = Writer(seconds=10, host={"whole_machine": False})
+    key = writer.process(100, "orders")
+    writer.wait(key, 100, "socket", 2.0, waker=(14, 14), stack=writer.stack(BOOK, RECV))
+    name = {"kind": "process", "name": "kernel_thread", "text": "ksoftirqd/0"}
+    writer.add("event", {"pid": 14, "start_ns": 0}, **name)
+    path = writer.write(tmp_path / "a.sonde")
+    waits = queries.waits(Session(read(path)))
+    assert {one.waker for one in waits} == {"kernel: ksoftirqd/0 (14)"}
+    tracks = open_timeline([path]).tracks
+    assert "kernel: ksoftirqd/0 (14)" in [one.label for one in tracks]

@@ -242,3 +242,11 @@ def test_an_event_loop_names_what_its_handlers_may_await(writer, explained):
     text = render(explained())
     assert "or for what handlers await, such as an answer of store.py (88) at" in text
     assert "store.sock" in text
+
+
+def test_shares_of_the_kinds_of_io_are_of_no_more_than_there_was(writer, explained):
+    """A wait that began before the record counts whole: there is more of waits than of time."""
+    key = writer.process(ORDERS, "python", threads=[{"tid": ORDERS, "comm": "python"}])
+    writer.wait(key, ORDERS, "socket", 5.4, count=99, stack=writer.stack(BOOK, "recv"))
+    writer.wait(key, ORDERS, "sync to disk", 0.6, count=99, stack=writer.stack(COMMIT, "fsync"))
+    assert "of it socket 90 %, sync to disk 10 %" in render(explained())

@@ -161,9 +161,8 @@ def test_arguments_that_make_no_sense_lead_to_nothing(call, arguments, monkeypat
     monkeypatch.setattr(
         procfs, "read_file", lambda path, *more: line if "syscall" in path else read(path, *more)
     )
-    monkeypatch.setattr(
-        awaited_sockets, "reason_of", lambda number: ("poll", dict(map(reversed, NUMBERS.items()))[number])
-    )  # fmt: skip
+    calls = {number: name for name, number in NUMBERS.items()}
+    monkeypatch.setattr(awaited_sockets, "reason_of", lambda number: ("poll", calls[number]))
     try:
         found = awaited_sockets.awaited_sockets(os.getppid(), os.getppid())
     except OSError:

@@ -28,6 +28,7 @@ from sonde.agent.dictionary import Dictionary
 from sonde.agent.draining import drain
 from sonde.agent.event_loop import EventLoop
 from sonde.agent.group_io import GroupIo
+from sonde.agent.kernel_wakers import KernelWakers
 from sonde.agent.known_files import KnownFiles
 from sonde.agent.losses import Losses
 from sonde.agent.null_process_events import NullProcessEvents
@@ -110,6 +111,7 @@ class Agent:
         self._chunk = self._new_chunk(0)
         self._released_ns = 0
         self._others = OtherProcesses(config.pids) if config.pids and sink is not None else None
+        self._kernel_wakers = KernelWakers() if self._others is not None else None
         self._kernel = kernel or kernel_of(config, privileged=privileged, chooses=chooses)
         events = self._make_events()
         self._attacher = self._make_attacher()
@@ -462,6 +464,8 @@ class Agent:
         self._chunk.add("metric", batch.metrics)
         for table, rows in batch.by_table():
             self._chunk.add(table, rows)
+        if self._kernel_wakers is not None and (waits := batch.rows.get("activity")):
+            self._chunk.add("event", self._kernel_wakers.rows(waits, self._tick_ns))
         for table, columns in batch.parts:
             self._chunk.add_part(table, columns)
         for part in batch.spans:

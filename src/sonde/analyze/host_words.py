@@ -10,24 +10,27 @@ from dataclasses import replace
 
 from sonde.analyze.causes import IO_REASONS
 from sonde.analyze.ranking import LEAST_SHARE
-from sonde.model.causes import in_host_words
-from sonde.model.timeline import Total, TotalKind, WaitDetail
+from sonde.analyze.thread_time import cause_of
+from sonde.model.causes import Cause, in_host_words
+from sonde.model.timeline import Timeline, Total, TotalKind
 from sonde.model.verdict import Verdict
 
 
-def of_io(totals: Iterable[Total], length: int) -> list[str]:
+def of_io(timeline: Timeline, totals: Iterable[Total], length: int) -> list[str]:
     """A line on what I/O threads wait for, the most first: a server's threads wait for the next
-    request on a socket, and for a disk. `length`: of all of it, in ns; none where it is one."""
+    request on a socket, and for a disk. `length`: of all of it, in ns, which may be cut to the time
+    that there was; none where it is one."""
     ns: dict[str, int] = defaultdict(int)
     for one in totals:
-        is_idle = one.wait_detail == WaitDetail.IDLE
-        if one.kind == TotalKind.BLOCKED and one.name in IO_REASONS and not is_idle:
-            ns[one.name] += one.ns
-    ranked = sorted(ns, key=lambda reason: -ns[reason])
-    large = [reason for reason in ranked if ns[reason] >= LEAST_SHARE * length]
+        # What such a wait is for may be another cause: a queue's pipe, the next request.
+        if one.name in IO_REASONS and one.kind == TotalKind.BLOCKED:
+            ns[one.name] += one.ns if cause_of(timeline, one) == Cause.IO else 0
+    whole = max(length, sum(ns.values()))
+    ranked = sorted(filter(ns.get, ns), key=lambda reason: -ns[reason])
+    large = [reason for reason in ranked if ns[reason] >= LEAST_SHARE * whole]
     if len(ranked) < 2 or not large:
         return []
-    return ["of it " + ", ".join(f"{one} {100 * ns[one] / length:.0f} %" for one in large)]
+    return ["of it " + ", ".join(f"{one} {100 * ns[one] / whole:.0f} %" for one in large)]
 
 
 def without_device(verdict: Verdict, threads: int = 1) -> Verdict:

@@ -93,7 +93,7 @@ def verdict_on(
             thread=timeline.tracks[track].label,
             locations=locations(*(ran_at or (time.places[cause], length)), time.callers),
             facts=[
-                *(kinds_of_io(totals, length) if on_host and cause == Cause.IO else ()),
+                *(kinds_of_io(timeline, totals, length) if on_host and cause == Cause.IO else ()),
                 *of_io.facts,
                 *behind.facts,
             ],

@@ -25,7 +25,13 @@ _COLUMNS_KEPT = 4
 class ThreadTracks:
     """Maps columns of pid and tid to the indices of threads in a timeline."""
 
-    def __init__(self, naming: Interner, tables: Mapping[str, pa.Table]) -> None:
+    def __init__(
+        self,
+        naming: Interner,
+        tables: Mapping[str, pa.Table],
+        kernel_threads: Mapping[int, str] | None = None,
+    ) -> None:
+        """`kernel_threads`: names of some without rows, by id."""
         self._naming = naming
         thread, process = tables["thread"], tables["process"]
         ids = zip(*(thread.column(name).to_pylist() for name in ("pid", "tid")), strict=True)
@@ -47,6 +53,10 @@ class ThreadTracks:
         for (pid, tid), comm in self._comm.items():
             if tid != pid and (pid, comm) in inherited:  # not a name that anybody gave it
                 self._comm[pid, tid] = self._process[pid]
+        for tid, name in (kernel_threads or {}).items():
+            if self._comm_of_tid.setdefault(tid, name) == name:
+                self._comm[tid, tid] = name
+                self._pid_of_tid[tid] = tid
 
     def comm(self, tid: int) -> str:
         """'name (tid)' of a thread, '' for tid 0."""

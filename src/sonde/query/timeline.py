@@ -45,6 +45,7 @@ from sonde.query.device_counters import (
 )
 from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, DIRECTIONS
 from sonde.query.device_times import times_on_device
+from sonde.query.kernel_threads import kernel_threads
 from sonde.query.location_callers import callers_of
 from sonde.query.lock_places import places_within
 from sonde.query.peers import clients_of, peers_of
@@ -99,7 +100,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         capture.budget.hold(-engine_bytes(capture.budget.limit_bytes))
         capture.budget.hold(_FRAME_BYTES * frame_count(tables["stack"]))
         capture.budget.hold(sum(size * tables[name].num_rows for name, size in _ROW_BYTES.items()))
-    tracks = ThreadTracks(naming, tables)
+    tracks = ThreadTracks(naming, tables, kernel_threads(tables["event"]))
     frames = Frames(tables)
     spans = tables["span"]
     kinds = spans.column("kind")

@@ -16,6 +16,7 @@ from sonde.model.code import Frame
 from sonde.model.profile import ProfileKind
 from sonde.model.serving import ACCEPT_CALLS
 from sonde.query.columns import int64_column
+from sonde.query.kernel_threads import kernel_threads
 from sonde.query.known_threads import coded_texts
 from sonde.query.own_frames import own_frame, own_frames
 from sonde.query.request_waits import wait_for_requests
@@ -156,16 +157,23 @@ class WaitRows(RowSequence[Wait]):
         """By pid: the name of the last process with it."""
         return {one.pid: one.name for one in self._session.processes if one.name}
 
+    @cached_property
+    def _kernel_threads(self) -> dict[int, str]:
+        return kernel_threads(
+            self._session.arrow("SELECT name, pid, text FROM event WHERE kind = 'process'")
+        )
+
     def waker(self, tid: int) -> str:
         """A thread that ended waits: 'name (tid)', '' for 0. Of one that was not recorded the name
-        is that of its process, if it is the first thread of a known one."""
+        is that of its process, if it is the first thread of a known one, or a kernel thread."""
         if not tid:
             return ""
         number = self._with_tid.get(tid)
         if number is None:
             whole = self._session.info.host.get("whole_machine", True)
             other = "unknown thread" if whole else "another process"
-            return f"{self._process_names.get(tid, other)} ({tid})"
+            name = self._process_names.get(tid) or self._kernel_threads.get(tid)
+            return f"{name or other} ({tid})"
         return f"{self._session.threads.name_of(number)} ({tid})"
 
     def _hint_of(self, stack: int) -> Hint:
