@@ -5,12 +5,13 @@ its kind."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from captures import Writer
 from sonde.analyze.bound import explain
-from sonde.export.verdict import document, render
+from sonde.export.verdict import document, headline, render
 from sonde.model.causes import Cause, CauseDetail
 from sonde.recording.timelines import open_timeline
 
@@ -250,3 +251,24 @@ def test_shares_of_the_kinds_of_io_are_of_no_more_than_there_was(writer, explain
     writer.wait(key, ORDERS, "socket", 5.4, count=99, stack=writer.stack(BOOK, "recv"))
     writer.wait(key, ORDERS, "sync to disk", 0.6, count=99, stack=writer.stack(COMMIT, "fsync"))
     assert "of it socket 90 %, sync to disk 10 %" in render(explained())
+
+
+def test_the_headline_has_a_line_for_each_further_verdict(writer, explained):
+    key, tids = orders(writer)
+    looked(writer, key, tids[0], AT, LEDGER, "ledger.py")
+    ledger(writer)
+    explanation = explained()
+    first, second = explanation.verdicts
+    lines = headline(explanation, "sonde explain a.sonde").splitlines()
+    assert lines[0].startswith("VERDICT  requests of Handler.do_GET orders.py, in 4 threads — ")
+    assert lines[-2:] == [
+        "  also: requests of Ledger.serve ledger.py, in thread ledger.py (77) — I/O-bound 67 %, "
+        "CPU contention 33 %",
+        "  the rest: sonde explain a.sonde",
+    ]
+    alone = headline(replace(explanation, verdicts=[first]), "sonde explain a.sonde")
+    assert "also: " not in alone
+    assert "the rest: " not in alone
+    many = headline(replace(explanation, verdicts=[first, *[second] * 7])).splitlines()
+    assert [line for line in many if line.startswith("  also: ")][-1] == "  also: 3 more"
+    assert "the rest: " not in many[-1]

@@ -17,11 +17,13 @@ export interface CauseShare {
   key: string; title: string; bound: string; detail: string; ns: number; share: number; count: number;
   longest_ns: number; thread: string; locations: { function: string; share: number }[]; facts: string[];
 }
+/** A next step. `gain`: the share of the time that it saves at most; `with_former`: it goes with the step before it. */
+export interface Advice { text: string; gain: number; with_former?: boolean }
 /** On one device, or on threads without one (`without_device`); shares are of `window_ns`. */
 export interface Verdict {
   device: number; device_name: string; bound: string; bounds: { key: string; share: number }[];
   computing: number; idle: number; window_ns: number; causes: CauseShare[]; evidence: string[];
-  advice: { text: string; gain: number }[]; without_device: boolean;
+  advice: Advice[]; without_device: boolean;
   /** How many threads it is about; one where it is not given. */
   threads?: number;
 }

@@ -3,7 +3,7 @@
 // draws them on the server's page (views/verdict.tsx), plain_jsx.ts in the report (report.ts).
 
 import type { ComponentChildren } from "preact";
-import type { CauseShare, Verdict } from "./api";
+import type { Advice, CauseShare, Verdict } from "./api";
 import { duration, percent, tidy } from "./numbers";
 
 /** A cause or a bound with less of the time is left out. */
@@ -38,6 +38,12 @@ export function mainCause({ bounds, causes }: Pick<Verdict, "bounds" | "causes">
   return causes.filter((cause) => cause.bound === bounds[0]?.key && cause.share >= LEAST_SHARE).sort((a, b) => b.share - a.share)[0];
 }
 
+/** What to do next: the first step with those that go with it; and what to do then. */
+export function stepsOf(advice: readonly Advice[]): { next: Advice[]; then: Advice[] } {
+  const end = advice.findIndex((step, i) => i > 0 && !step.with_former);
+  return { next: advice.slice(0, end < 0 ? undefined : end), then: end < 0 ? [] : advice.slice(end) };
+}
+
 /** Verdicts, below them the button that folds them. */
 export function Folded({ isFolded, toggle, children }: { isFolded: boolean; toggle: () => void; children: ComponentChildren }): preact.JSX.Element {
   return (
@@ -53,6 +59,20 @@ export function Folded({ isFolded, toggle, children }: { isFolded: boolean; togg
 /** A text with its parts between back-ticks as code. */
 function marked(text: string): ComponentChildren[] {
   return tidy(text).split("`").map((part, i) => (i % 2 ? <code>{part}</code> : part));
+}
+
+/** A step with its label, and what it saves. */
+function Step({ label, step }: { label: string; step: Advice }): preact.JSX.Element {
+  return <p class="next"><b>{label}</b> {marked(step.text)}{step.gain ? ` (up to −${Math.round(100 * step.gain)} % time)` : ""}</p>;
+}
+
+/** The next steps of a verdict; those for later only where `all` are asked for. */
+export function Steps({ advice, all }: { advice: readonly Advice[]; all: boolean }): preact.JSX.Element {
+  const { next, then } = stepsOf(advice);
+  return <>
+    {next.map((step, i) => <Step label={i ? "And" : "Next"} step={step} />)}
+    {all && then.map((step) => <Step label="Then" step={step} />)}
+  </>;
 }
 
 /** A cause, or a bound, as a row: how much of the time it has, and what it is. */
@@ -106,7 +126,7 @@ export function Article({ verdict, notes, isFolded, chosen, about, aboutBound, c
         {main && <p class="main">{tidy(`${percent(main.share)} ${main.title}`)}{main.locations[0] && <> in <code>{main.locations[0].function}</code></>}</p>}
         {main && <Reasons of={main.facts.map((text) => ({ text }))} />}
         <p class="quiet">{verdict.without_device ? "over" : `${verdict.device >= 0 ? "computed" : "waited for its device"} ${percent(verdict.computing)} of`} {duration(verdict.window_ns)}</p>
-        {verdict.advice[0] && <p class="next"><b>Next</b> {marked(verdict.advice[0].text)}{verdict.advice[0].gain ? ` (up to −${Math.round(100 * verdict.advice[0].gain)} % time)` : ""}</p>}
+        <Steps advice={verdict.advice} all={!isFolded} />
       </div>
       {!isFolded && <div>
         <h3>Causes, shares of {duration(verdict.window_ns)}</h3>

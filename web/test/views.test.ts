@@ -15,7 +15,7 @@ import { LANE } from "../src/lanes";
 import { coloursOf, layout, leftOutOf, offsetsOf, reasonOf, threadName, tracksOf, workOf } from "../src/timeline";
 import { counterName } from "../src/counters";
 import { paletteOf } from "../src/draw/colours";
-import { mainCause, ownBounds } from "../src/verdict";
+import { mainCause, ownBounds, stepsOf } from "../src/verdict";
 import { crumbsOf } from "../src/trail";
 import { format, parse, START } from "../src/url";
 import { placeOf } from "../src/views/alerts";
@@ -312,6 +312,15 @@ describe("a timeline", () => {
     };
     expect([shown("main", "blocked"), shown("main", "launch"), shown("loader", "running"), shown("stream 7", "kernel")]).toEqual([true, false, true, false]);
     expect(offsetsOf(lanes, given, "").every((one) => one === offsetsOf(lanes, given, "")[0])).toBe(true);
+  });
+
+  it("has all steps of a verdict: those that go together first", () => {
+    const step = (text: string, with_former = false) => ({ text, gain: 0, with_former });
+    const [cpu, io, lock] = [step("cpu"), step("io", true), step("lock")];
+    expect(stepsOf([cpu, io, lock])).toEqual({ next: [cpu, io], then: [lock] });
+    expect(stepsOf([cpu, lock, io])).toEqual({ next: [cpu], then: [lock, io] });
+    expect(stepsOf([{ text: "older", gain: 0 }])).toEqual({ next: [{ text: "older", gain: 0 }], then: [] });
+    expect(stepsOf([])).toEqual({ next: [], then: [] });
   });
 
   it("begins with the work of a file, where that is a small part of it", () => {

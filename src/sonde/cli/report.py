@@ -263,6 +263,8 @@ def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     else:
         capture = read_for_verdict(args.file, _read)
     explained = Explained(None, missing, command) if missing else verdicts.of_capture(capture)
+    if explained.explanation is not None:
+        explained = dataclasses.replace(explained, command=command)
     empty = {name: TABLES[name].empty_table() for name in _UNUSED_TABLES}
     return dataclasses.replace(capture, tables=capture.tables | empty), explained
 

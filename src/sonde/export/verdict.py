@@ -37,6 +37,8 @@ REQUESTS, REQUEST_WAITS = 5, 2
 CAUSE_ROWS = 6
 KERNELS = 3
 """Causes, and kernels with device shares, that the text shows; the JSON has all."""
+FURTHER, MAIN_BOUNDS = 4, 2
+"""Verdicts beside the first one that the headline has a line for, and bounds of each."""
 VERDICTS, LINES = 3, 99
 """Verdicts, and lines of evidence of each, that a page shows."""
 _DIRECTIONS = {
@@ -67,9 +69,10 @@ def render(explanation: Explanation, steps: int = 0) -> str:
     return "\n".join(map(one_line, lines))
 
 
-def headline(explanation: Explanation) -> str:
+def headline(explanation: Explanation, command: str = "") -> str:
     """Some lines for the first verdict: what limits the work, where in the program and by whom, and
-    the next step; '' where there is none."""
+    the next step; a line for each further one; '' where there is none. `command`: it shows all that
+    is left out."""
     if not explanation.verdicts:
         return ""
     verdict = explanation.verdicts[0]
@@ -77,16 +80,31 @@ def headline(explanation: Explanation) -> str:
     short = lines[1:2] if verdict.is_short else []
     shown = [f"VERDICT  {lines[0]}", *short, *_main_cause(verdict)]
     shown += [line for line in lines if line.startswith("  next: ")]
+    shown += _further(explanation.verdicts[1:], command)
     shown += [f"  note: {note}" for note in explanation.notes if _OF_MANY.match(note)]
     if requests := of_requests(explanation):
         shown += ["", *requests]
     return "\n".join(map(one_line, shown))
 
 
+def _further(verdicts: Sequence[Verdict], command: str) -> list[str]:
+    """A line for each verdict: what it is about, and what has most of its time, with the share."""
+    lines = []
+    for one in verdicts[:FURTHER]:
+        bounds = [f"{each.key.label} {100 * each.share:.0f} %" for each in one.bounds[:MAIN_BOUNDS]]
+        text = ", ".join(bounds)
+        lines.append(
+            f"  also: {_about(one)} — {in_host_words(text) if one.without_device else text}"
+        )
+    if more := len(verdicts) - len(lines):
+        lines.append(f"  also: {more} more")
+    return [*lines, f"  the rest: {command}"] if lines and command else lines
+
+
 def headline_or_why(explained: Explained) -> str:
     """The headline, or why there is none; '' where there is nothing to explain."""
     if explained.explanation is not None:
-        return headline(explained.explanation)
+        return headline(explained.explanation, explained.command)
     command = f": {explained.command}" if explained.command else ""
     return one_line(f"VERDICT  none: {explained.missing}{command}") if explained.missing else ""
 
@@ -126,21 +144,12 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         idle = sum(one.share for one in verdict.causes if one.key == Cause.IDLE)
         if idle >= MOSTLY_IDLE and verdict.bounds[0].key != Bound.IDLE:
             bound = f"idle {100 * idle:.0f} %, else {bound}"
-    name = f"GPU{verdict.device}" + (f" ({verdict.device_name})" if verdict.device_name else "")
     did, did_not = "computed", "stalls by cause"
     if verdict.device < 0:
-        # 'thread 4130 of train.py (4121)' is the name of one that has none.
-        plain = verdict.device_name.removeprefix("thread ")
-        name = f"thread{'s' * (verdict.threads > 1)} {plain}"
-        if verdict.threads > 1:
-            name += f" and {verdict.threads - 1:,} more"
-        if verdict.request_ns:
-            where = name if verdict.threads == 1 else f"{verdict.threads:,} threads"
-            name = f"requests{' of ' * bool(verdict.service)}{verdict.service}, in {where}"
         did = "waited for its device"
         # Where the device's runs are known, causes are of the time in which it did not compute.
         did_not = "stalls by cause" if verdict.kernel_classes else "other time by cause"
-    lines = [f"{name} — {bound}"]
+    lines = [f"{_about(verdict)} — {bound}"]
     if verdict.is_short:
         lines.append(
             f"  only {duration(verdict.window_ns)} were recorded: what is rare is not in it, and "
@@ -184,6 +193,21 @@ def of_verdict(verdict: Verdict, steps: int = 0) -> list[str]:
         gain = f" → up to −{100 * one.gain:.0f} % time" if one.gain else ""
         lines.append(f"  next: {'and ' * one.with_former}{one.text}{gain}")
     return lines
+
+
+def _about(verdict: Verdict) -> str:
+    """What a verdict is about: 'GPU0 (H200)', 'threads t60 (60) and 5 more', 'requests of ...'."""
+    if verdict.device >= 0:
+        return f"GPU{verdict.device}" + f" ({verdict.device_name})" * bool(verdict.device_name)
+    # 'thread 4130 of train.py (4121)' is the name of one that has none.
+    plain = verdict.device_name.removeprefix("thread ")
+    name = f"thread{'s' * (verdict.threads > 1)} {plain}"
+    if verdict.threads > 1:
+        name += f" and {verdict.threads - 1:,} more"
+    if not verdict.request_ns:
+        return name
+    where = name if verdict.threads == 1 else f"{verdict.threads:,} threads"
+    return f"requests{' of ' * bool(verdict.service)}{verdict.service}, in {where}"
 
 
 def of_requests(explanation: Explanation) -> list[str]:
@@ -333,7 +357,7 @@ def _shown(verdict: Verdict) -> dict[str, Any]:
             if one.share >= 0.005
         ],
         "evidence": verdict.evidence[:LINES],
-        "advice": [asdict(one) for one in verdict.advice[:1]],
+        "advice": [asdict(one) for one in verdict.advice[:LINES]],
     }
 
 

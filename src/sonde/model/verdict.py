@@ -334,4 +334,4 @@ class Explained:
     missing: str = ""
     """Why it is missing, in words."""
     command: str = ""
-    """The command that gives it; '' not known."""
+    """The command that gives it, or all of it where only a part is shown; '' not known."""

@@ -11,6 +11,7 @@ import { Answer, Empty, Meter } from "../parts";
 import { programOf } from "../programs";
 import { useAnswer, useApp } from "../state";
 import { isOwnerKind, OWNER_KINDS, START, type OwnerKind, type Place } from "../url";
+import { Steps } from "../verdict";
 import { HoursBar, HoursParts, RangeButtons, useRange } from "./hours";
 import { NotCovered } from "./owners";
 import { OF_WHAT } from "./ranks";
@@ -176,7 +177,7 @@ function Verdicts({ answer }: { answer: JobAnswer }): preact.JSX.Element {
           <article class="verdict-on">
             <div class="tools bare"><h3>{one.node}, {verdict.device_name}</h3><span class="tag bad">{verdict.bounds[0]?.key ?? "not known"}</span><button onClick={open}>Open {clock(one.start_ns / 1e9)}</button></div>
             <ul>{verdict.evidence.slice(0, 4).map((line) => <li>{tidy(line)}</li>)}</ul>
-            {verdict.advice[0] && <p class="next"><b>Next</b> {tidy(verdict.advice[0].text)}</p>}
+            <Steps advice={verdict.advice} all={false} />
           </article>
         );
       })}
