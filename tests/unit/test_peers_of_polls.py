@@ -9,6 +9,7 @@ import os
 import select
 import socket
 import struct
+import time
 
 import pytest
 
@@ -97,6 +98,31 @@ def test_of_several_processes_each_is_a_candidate(servers):
 def test_a_server_that_waits_for_requests_has_no_peer():
     with waiting("AF_INET", call="listening") as pid:
         assert rows_found(PeerLooks(), blocked(pid, "epoll_wait"), tries=3) == []
+
+
+def test_a_server_that_polls_is_looked_at_once_in_a_tick(monkeypatch):
+    """Its further turns are for threads of which another look may find more."""
+    looks = PeerLooks()
+    looked = []
+    look_at = looks._look_at
+    monkeypatch.setattr(looks, "_look_at", lambda *its: looked.append(1) or look_at(*its))
+    with waiting("AF_INET", call="listening") as pid:
+        rows_found(looks, blocked(pid, "epoll_wait"), tries=1)
+    assert len(looked) == 1
+
+
+def test_pairs_within_a_process_are_looked_up_once_in_a_look(monkeypatch):
+    """Any process may poll as many as it likes."""
+    pairs = [procfs.OtherEnd("unix", "", number, -1, True) for number in range(1, 200)]
+    looks = PeerLooks()
+    looks._ends = {1_000 + number: end for number, end in enumerate(pairs)}
+    asked = []
+    sockets = {str(end.inode) for end in pairs}
+    monkeypatch.setattr(procfs, "sockets_of", lambda *_: asked.append(1) or (sockets, False))
+    several = Awaited([*looks._ends], is_one_of_several=True)
+    monkeypatch.setattr("sonde.collect.peers.awaited_sockets", lambda *_: several)
+    assert not looks._look_at((1, 0, 1), {}, time.monotonic() + 60).asked
+    assert len(asked) == 1
 
 
 def test_a_server_that_asked_others_may_wait_for_them(servers):
@@ -194,7 +220,7 @@ def first_parties(turns, waited, count):
 
 
 def test_one_party_with_many_waiting_processes_crowds_out_nobody(monkeypatch):
-    """Looks go round between parties, whoever has more processes."""
+    """Looks go round between parties, whichever has more processes."""
     monkeypatch.setattr(procfs, "party_of", lambda pid: 1000 if pid < 9_000 else 1001)
     monkeypatch.setattr(look_turns, "MAX_ASKED", 1_000)
     waited = {(pid, 0, pid): 10**12 for pid in range(1, 500)} | {(9_000, 0, 9_000): 10**8}

@@ -73,6 +73,8 @@ class _Ends:
     """There are some by which others asked."""
     others: bool = False
     """There are some that listen, or of which that is not known."""
+    is_last: bool = False
+    """Further looks in this tick would find the same: the thread polls what it serves."""
 
 
 @dataclass(slots=True)
@@ -127,11 +129,17 @@ class PeerLooks:
         tables: dict[str, procfs.TcpTables] = {}
         until_s = now_s + LOOK_PART * WALL_S
         # Of few threads each is looked at several times: they wait for this and for that.
-        for who in islice(self._turns.turns(waited, self._left_s, ROUNDS), LOOKS):
-            if time.monotonic() > until_s:
+        done: set[Who] = set()
+        for who in self._turns.turns(waited, self._left_s, ROUNDS):
+            if len(looks) >= LOOKS or time.monotonic() > until_s:
                 break
+            if who in done:
+                continue
             began_s = _spent_s()
-            looks.append((who, self._look_at(who, tables, until_s)))
+            ends = self._look_at(who, tables, until_s)
+            looks.append((who, ends))
+            if ends.is_last:
+                done.add(who)
             self._turns.charge(who, max(0.0, _spent_s() - began_s))
         found = []
         for who, ends in looks:
@@ -171,14 +179,15 @@ class PeerLooks:
         asked: dict[tuple[str, str, int], procfs.OtherEnd] = {}
         clients = others = False
         namespace = ""
+        mine: set[str] | None = None
         with suppress(OSError):
             awaited = awaited_sockets(pid, who[2])
             self.cut += awaited.is_cut
             for inode in awaited.inodes:
+                if time.monotonic() > until_s:
+                    return _Ends()
                 end = self._ends.pop(inode, None)
                 if end is None:
-                    if time.monotonic() > until_s:
-                        return _Ends()
                     namespace = namespace or procfs.read_link(f"/proc/{pid}/ns/net")
                     end = self._read_end(pid, inode, namespace, tables)
                 if end is None:
@@ -187,26 +196,26 @@ class PeerLooks:
                 _keep(self._ends, inode, end)
                 if not end.asked:
                     clients = True
-                elif not awaited.is_one_of_several or not self._is_own_pair(pid, end):
-                    # Of several connections to one address any may be the one.
-                    key = end.protocol, end.address, 0 if end.address else end.inode
-                    asked.setdefault(key, end)
-            if len(asked) > MAX_CANDIDATES:
-                self.cut += 1
-                return _Ends()
-            return _Ends([*asked.values()], clients, others)
+                    continue
+                if awaited.is_one_of_several and not end.address:
+                    # By a pair with both ends in one process its threads wake the one that polls.
+                    mine = self._sockets_of(pid) if mine is None else mine
+                    if str(end.inode) in mine:
+                        continue
+                # Of several connections to one address any may be the one.
+                key = end.protocol, end.address, 0 if end.address else end.inode
+                asked.setdefault(key, end)
+                if len(asked) > MAX_CANDIDATES:
+                    self.cut += 1
+                    return _Ends(is_last=awaited.is_one_of_several)
+            is_last = awaited.is_one_of_several and not asked
+            return _Ends([*asked.values()], clients, others, is_last)
         return _Ends()
 
-    def _is_own_pair(self, pid: int, end: procfs.OtherEnd) -> bool:
-        """Whether a process has both ends of a pair: by one thread it wakes another one that polls,
-        as event loops do."""
-        if end.address or not end.inode:
-            return False
-        known = self._holders.get(end.inode)
-        if known is None and self._has(pid, end.inode):
-            known = pid, _name(pid)
-            _keep(self._holders, end.inode, known)
-        return known is not None and known[0] == pid
+    def _sockets_of(self, pid: int) -> set[str]:
+        found, is_cut = procfs.sockets_of(pid, MAX_DESCRIPTORS)
+        self.cut += is_cut
+        return found
 
     def _read_end(
         self, pid: int, inode: int, namespace: str, tables: dict[str, procfs.TcpTables]

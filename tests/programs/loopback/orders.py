@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that asks the ledger about each request: `orders.py LEDGER_PORT [TIMEOUT]`. Four
-clients of it are threads of another process (`shoppers.py`). With a timeout in seconds, Python waits
-for an answer in poll(2)."""
+clients of it are threads of another process (`shoppers.py`). With a timeout, in seconds, Python
+waits for an answer in poll(2)."""
 
 import socket
 import sys
