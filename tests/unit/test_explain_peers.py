@@ -272,3 +272,14 @@ def test_the_headline_has_a_line_for_each_further_verdict(writer, explained):
     many = headline(replace(explanation, verdicts=[first, *[second] * 7])).splitlines()
     assert [line for line in many if line.startswith("  also: ")][-1] == "  also: 3 more"
     assert "the rest: " not in many[-1]
+
+
+def test_whom_an_event_loop_that_answers_may_wait_for_is_named(writer, explained):
+    key, tids = orders(writer)
+    looked(writer, key, tids[0], AT, LEDGER, "ledger.py")
+    middle = ledger(writer)
+    looked(writer, middle, LEDGER, STORE_AT, STORE, "store.py", kind="peer-candidate")
+    io = explained().verdicts[0].causes[0]
+    assert f"; its handlers may await store.py ({STORE}) at {STORE_AT}" in io.facts[0]
+    assert io.culprit is not None
+    assert io.culprit.pid == LEDGER

@@ -196,6 +196,10 @@ def _answers(timeline: Timeline, peer: Peer, seen: tuple[int, ...]) -> tuple[str
     if queued >= LEAST_SHARE * whole:
         parts.append(f"{100 * queued / whole:.0f} % {WITHOUT_CPU}")
     text = f"{label}: its time, but for waits for the next request, is {', '.join(parts)}"
+    # An event loop's wait for an answer looks the same as one for the next request.
+    loops = {one.track for one in mine if one.service in EVENT_LOOPS}
+    if asked := [one for one in asked_by(timeline, loops) if one.pid not in (*seen, peer.pid)]:
+        text += f"; its handlers may await {named(asked)}"
     if not large:
         doing = WITHOUT_CPU if parts else ""
         return text if parts else label, Culprit(label, "", doing, pid=peer.pid)
