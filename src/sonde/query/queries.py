@@ -116,7 +116,7 @@ LOSS_TEXT = {
     "files_over_share": "times that a file got no probes, because its user or container had as many"
     " as one may have; its device calls are not seen",
     "peers_cut": "looks for the other end of a socket that ended before all sockets or descriptors"
-    " were read; who is there may not be known",
+    " were read, or as a wait was for more addresses than a few; who is there may not be known",
     "probes_put_off": "files whose probes were delayed because a process kept its memory map"
     " locked, or mapped the file too often; calls through them until then were not recorded",
     "no_room": "times that a kernel map was full, so that a process had no unwind tables; its"
