@@ -6,10 +6,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sonde import procfs
 from sonde.collect import peers
+from sonde.collect.peers import PeerLooks
+from sonde.model.rows import ActivityTuple
 
 CONNECTS = """
 import asyncio, select, socket, sys
@@ -78,7 +82,7 @@ globals()["wait_" + call]()
 
 
 @contextmanager
-def waiting(family, *addresses, more=0, call="recv"):
+def waiting(family: str, *addresses: Any, more: int = 0, call: str = "recv") -> Iterator[int]:
     """A process that is connected and waits for data in one way; its pid."""
     command = [sys.executable, "-c", CONNECTS, family, repr(addresses), str(more), call]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -94,14 +98,14 @@ def waiting(family, *addresses, more=0, call="recv"):
             child.kill()
 
 
-def blocked(pid, call="recvfrom", ns=500_000_000):
+def blocked(pid: int, call: str = "recvfrom", ns: int = 500_000_000) -> ActivityTuple:
     """A row on a thread that waited."""
     return (0, "blocked", "socket", "", call, "", 0, pid, 7, pid, 1, ns, 0, ns, 0, 0)
 
 
-def rows_found(looks, *rows, tries=40):
+def rows_found(looks: PeerLooks, *rows: ActivityTuple, tries: int = 40) -> list[ActivityTuple]:
     """Rows that looks give; a machine that is busy cuts a look short, and another one goes on."""
-    found = []
+    found: list[ActivityTuple] = []
     for _ in range(tries):
         looks._left_s = peers.BURST_S
         found = looks.rows(0, rows)
@@ -110,7 +114,9 @@ def rows_found(looks, *rows, tries=40):
     return found
 
 
-def found(looks, *rows, tries=40):
+def found(
+    looks: PeerLooks, *rows: ActivityTuple, tries: int = 40
+) -> set[tuple[str, str, str, int, int]]:
     """(address, protocol, program, thread, process) that looks find."""
     seen = rows_found(looks, *rows, tries=tries)
     return {(row[2], row[3], row[4], row[9], row[14]) for row in seen}
