@@ -421,10 +421,12 @@ def test_the_verdict_is_a_sentence_with_its_evidence_one_click_away(page):
     assert re.search(r"\d %", folded.splitlines()[0])
     assert "Next " in folded
     assert "Evidence" not in folded
+    assert "Then " not in folded
 
     page.driver.find_element(By.CSS_SELECTOR, ".verdict .fold").click()
     assert "Evidence" in verdict(page)
     assert "Causes, shares of 10.0 s" in verdict(page)
+    assert "Then " in verdict(page)
     focused = page.driver.switch_to.active_element
     assert (focused.text, focused.get_attribute("aria-expanded")) == (
         *("Hide causes and evidence", "true"),

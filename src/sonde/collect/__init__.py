@@ -27,6 +27,8 @@ Terms:
   signal_back
 - turn: the part of a tick that one ring, or one poll, may take
 - party, share: a user or container, and the part that it may take of what all share
+- peer: who is at the other end of the socket that a thread waits on; candidate: one of several that
+  it may wait for; client: who connected to it, and asks
 - group: a control group; hierarchy: the number of its cgroup hierarchy (0: version 2)
 - excess: cost so far less what was allowed meanwhile; account: the excess of a party at a site
 - allowance, over: what a site or ring may cost, and a party whose account is above it
