@@ -13,11 +13,13 @@ import os
 import resource
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from sonde import interpreter, procfs
 from sonde.errors import SinkError
+from sonde.server.forked_children import ForkedChildren
 
 AT_ONCE = 2
 """Children at a time, where there is memory for them; of one tenant, and for files of the page, one
@@ -44,6 +46,7 @@ class Children:
     Thread-safe."""
 
     def __init__(self) -> None:
+        self._forked = ForkedChildren()
         self._changed = threading.Condition()
         self._waiting: list[tuple[object, str]] = []
         self._running: set[str] = set()
@@ -70,6 +73,34 @@ class Children:
                 self._running.discard(key)
                 self._changed.notify_all()
 
+    def output_of(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        seconds: float,
+        most_bytes: int,
+        *,
+        given: bytes = b"",
+        stdin: int | None = None,
+    ) -> tuple[bytes, bool]:
+        """As the function `output_of`, of a module's `main`: by a fork, or by a start where there
+        can be none, or where memory is so short that what children are forked of has no room. The
+        caller has a place. `stdin`: a file in place of `given`. Raises OSError."""
+        ends_s = time.monotonic() + seconds
+        if memory_bytes() >= LEAST_BYTES:
+            found = self._forked.output_of(
+                module, arguments, seconds, most_bytes, given=given, stdin=stdin
+            )
+            if found is not None:
+                return found
+        argv = interpreter.command(module, *arguments)
+        left_s = max(0.0, ends_s - time.monotonic())
+        return output_of(argv, left_s, most_bytes, given=given, stdin=stdin)
+
+    def close(self) -> None:
+        """End what children are forked of, and children that still run."""
+        self._forked.close()
+
     def _next(self, at_once: int) -> tuple[object, str] | None:
         if len(self._running) >= at_once:
             return None
@@ -93,15 +124,21 @@ def _at_once(budget_bytes: int) -> int:
 
 
 def keep_within(memory_bytes: int, cpu_s: int) -> None:
-    """In the child, before anything large is imported: hold it to its limits."""
+    """In the child, before it reads what is asked, and before anything large is imported where it
+    is no fork: hold it to its limits."""
     os.nice(5)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_BYTES, ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    limit_libraries()
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+
+
+def limit_libraries() -> None:
+    """Before they are imported: have libraries reserve little address space."""
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # Others reserve a gigabyte of it at once.
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"  # Each thread reserves tens of megabytes.
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
 
 
 def output_of(
@@ -110,12 +147,13 @@ def output_of(
     most_bytes: int,
     *,
     given: bytes = b"",
-    pass_fds: Sequence[int] = (),
+    stdin: int | None = None,
 ) -> tuple[bytes, bool]:
     """(what a child wrote, b'' where it was killed or did not end well; whether it was killed for
-    its time). `given`: its standard input. Raises OSError."""
-    stdin = subprocess.PIPE if given else subprocess.DEVNULL
-    child = interpreter.start(argv, stdin=stdin, pass_fds=pass_fds, ends_first=True)
+    its time). `given`: its standard input; or `stdin`, a file. Raises OSError."""
+    if stdin is None:
+        stdin = subprocess.PIPE if given else subprocess.DEVNULL
+    child = interpreter.start(argv, stdin=stdin, ends_first=True)
     late = threading.Event()
 
     def end() -> None:

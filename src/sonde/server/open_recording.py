@@ -3,8 +3,8 @@
 
 Such a file is not trusted. It is read by the readers of `sonde explain`, in a separate process with
 limits for memory and CPU time, which is killed when it takes too long; its answer has numbers and
-text only. Standard output: `+` and the packed document (export/packed.py), or `-` and an error as
-JSON.
+text only. Standard input: the file. Standard output: `+` and the packed document
+(export/packed.py), or `-` and an error as JSON.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
 
 
 def main() -> None:
-    """`DESCRIPTOR MEMORY_BYTES CPU_S`: read the file, write the answer."""
-    descriptor, memory_bytes, cpu_s = map(int, sys.argv[1:4])
+    """`MEMORY_BYTES CPU_S`: read the file, write the answer."""
+    memory_bytes, cpu_s = map(int, sys.argv[1:3])
     keep_within(memory_bytes, cpu_s)
     # What may be read; the rest of the memory is for what is made of it: tables, timeline, answer.
     os.environ[VARIABLE] = str(memory_bytes // 4)
-    path = Path(f"/proc/self/fd/{descriptor}")
+    path = Path("/proc/self/fd/0")
     try:
         from sonde.export import packed
 

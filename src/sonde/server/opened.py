@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
-from sonde import interpreter
 from sonde.export.packed import MEDIA_TYPE
 from sonde.server.answers import Answer
-from sonde.server.children import BusyError, Children, memory_bytes, output_of
+from sonde.server.children import BusyError, Children, memory_bytes
 from sonde.server.open_recording import BAD, GOOD
 from sonde.server.service import RefusedRequestError
 from sonde.server.turns import Turns
@@ -98,8 +97,11 @@ def _too_large() -> RefusedRequestError:
 
 def _read(children: Children, descriptor: int) -> bytes:
     """The child's answer; b'' where it died or was killed. Raises OSError, BusyError."""
-    argv = interpreter.command(
-        "sonde.server.open_recording", str(descriptor), str(memory_bytes()), str(round(READ_S))
-    )
     with children.place(FILES_KEY, WAIT_S):
-        return output_of(argv, READ_S, ANSWER_BYTES, pass_fds=[descriptor])[0]
+        return children.output_of(
+            "sonde.server.open_recording",
+            [str(memory_bytes()), str(round(READ_S))],
+            READ_S,
+            ANSWER_BYTES,
+            stdin=descriptor,
+        )[0]

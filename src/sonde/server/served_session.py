@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sonde import interpreter
 from sonde.errors import CaptureError, CaptureTooLarge, SondeError, UsageError
 from sonde.query.schema import TABLES
 from sonde.query.selection import Selection
@@ -59,11 +58,14 @@ class ServedSession(StoredSession):
         memory_bytes: int,
         spill: Path,
         most_s: float,
+        computing: children.Children,
     ) -> None:
         """`most_s`: for what is computed in a child, outside of a `deadline`."""
         super().__init__(allowed, files, memory_bytes, spill)
         self._folders = [str(one) for one in allowed], str(spill)
         self._memory_bytes, self._most_s = memory_bytes, most_s
+        self._computing = computing
+        self._explained: dict[tuple[str, int, int], dict[str, Any] | CaptureError] = {}
 
     def computed(self, name: str, selection: Selection, form: str, most_bytes: int) -> Computed:
         """What a child answers to the question `name` about one node in a time (question_child.py).
@@ -89,13 +91,13 @@ class ServedSession(StoredSession):
             "memory_bytes": min(self._memory_bytes, memory_bytes // 4),
             "ends_s": time.monotonic() + seconds,
         }
-        argv = interpreter.command(
-            "sonde.server.question_child", str(memory_bytes), str(2 + math.ceil(2 * seconds))
-        )
-        given = json.dumps(asked).encode()
         try:
-            content, was_late = children.output_of(
-                argv, seconds + GRACE_S, most_bytes + HEAD_BYTES, given=given
+            content, was_late = self._computing.output_of(
+                "sonde.server.question_child",
+                [str(memory_bytes), str(2 + math.ceil(2 * seconds))],
+                seconds + GRACE_S,
+                most_bytes + HEAD_BYTES,
+                given=json.dumps(asked).encode(),
             )
         except OSError as error:
             raise CaptureError(f"no child can be started: {error.strerror}", "try again") from error

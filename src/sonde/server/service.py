@@ -270,6 +270,7 @@ class Service:
         """Seal the log and end the flusher."""
         self._ended.set()
         self.wal.close()
+        self.children.close()
         if self.shared:
             self.shared.close()
         child = self._child
@@ -445,6 +446,7 @@ class Service:
                 self.limits.query_bytes,
                 self.folder / "spill",
                 self.limits.query_s,
+                self.children,
             )
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error
