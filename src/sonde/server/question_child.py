@@ -12,13 +12,14 @@ import json
 import sys
 import time
 import traceback
+from contextlib import closing
 from typing import Any
 
 from sonde.errors import SondeError
 from sonde.server.children import keep_within
 
-STEPS = "steps"
-"""In place of a question's name: only the steps of the node."""
+EXPLAINED = "explained"
+"""In place of a question's name: the verdict on the node, and its steps."""
 _TRACE_CHARS = 8_000
 
 
@@ -65,13 +66,12 @@ def answered(asked: dict[str, Any]) -> tuple[str, int, bytes]:
         Path(asked["spill"]),
     )
     ends_s = asked["ends_s"]
-    with session.deadline(max(0.1, ends_s - time.monotonic())):
-        if asked["name"] == STEPS:
-            steps = timeline_answers.steps(session, selection)
-            return "application/json", 0, json.dumps(steps).encode()
-        found = answers.QUESTIONS[asked["name"]].answer(session, options)
+    with closing(session), session.deadline(max(0.1, ends_s - time.monotonic())):
+        if asked["name"] == EXPLAINED:
+            found = timeline_answers.explained_with_steps(session, selection)
+        else:
+            found = answers.QUESTIONS[asked["name"]].answer(session, options)
         answer = answers.written(found, options, ends_s)
-    session.close()
     return answer.media_type, session.rows_left_out, answer.content
 
 

@@ -65,7 +65,23 @@ class ServedSession(StoredSession):
         self._folders = [str(one) for one in allowed], str(spill)
         self._memory_bytes, self._most_s = memory_bytes, most_s
         self._computing = computing
-        self._explained: dict[tuple[str, int, int], dict[str, Any] | CaptureError] = {}
+        self._explained: dict[tuple[tuple[str, ...], int, int], dict[str, Any] | CaptureError] = {}
+
+    def explained(self, selection: Selection, most_bytes: int) -> dict[str, Any]:
+        """As `timeline_answers.explained_with_steps`: of one node in a time a child is asked once,
+        also where it found an error. Raises CaptureError as `computed`."""
+        key = tuple(selection.nodes), selection.start_ns, selection.end_ns
+        found = self._explained.get(key)
+        if found is None:
+            try:
+                content = self.computed("explained", selection, "json", most_bytes).content
+                found = json.loads(content)
+            except CaptureError as error:
+                found = error
+            self._explained[key] = found
+        if isinstance(found, CaptureError):
+            raise found
+        return found
 
     def computed(self, name: str, selection: Selection, form: str, most_bytes: int) -> Computed:
         """What a child answers to the question `name` about one node in a time (question_child.py).

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from sonde.analyze.bound import StallCauses, explain
 from sonde.errors import CaptureTooLarge
 from sonde.export import timeline_columns, verdict
+from sonde.model.verdict import Explanation
 from sonde.query.run_columns import run_columns
 from sonde.query.selection import Selection
 from sonde.query.stored_capture import capture_of
@@ -31,12 +31,23 @@ _MAX_RANGE_S = 120
 def explained(session: StoredSession, selection: Selection) -> dict[str, Any]:
     """The verdict on one node, as `sonde explain --json`. Raises CaptureError."""
     if isinstance(session, ServedSession):
-        content = session.computed("verdict", selection, "json", MAX_BYTES).content
-        found_there: dict[str, Any] = json.loads(content)
+        found_there: dict[str, Any] = session.explained(selection, MAX_BYTES)["verdict"]
         return found_there
+    return verdict.document(_explanation(session, selection))
+
+
+def explained_with_steps(session: StoredSession, selection: Selection) -> dict[str, Any]:
+    """`verdict` (as `explained`) and `steps` (as `steps`) of one node. Raises CaptureError."""
+    found = _explanation(session, selection)
+    return {"verdict": verdict.document(found), "steps": _steps_of(found)}
+
+
+def _explanation(session: StoredSession, selection: Selection) -> Explanation:
     found = timeline_of(capture_of(session, selection))
     session.check()
-    return verdict.document(explain(found))
+    explanation = explain(found)
+    session.check()
+    return explanation
 
 
 def timeline(
@@ -106,11 +117,13 @@ def steps(session: StoredSession, selection: Selection) -> list[tuple[int, int]]
     """(start, end) in ns of each step of the node; [] where they are too few or too many. Raises
     CaptureError."""
     if isinstance(session, ServedSession):
-        content = session.computed("steps", selection, "json", MAX_BYTES).content
-        return [(start_ns, end_ns) for start_ns, end_ns in json.loads(content)]
-    found = explain(timeline_of(capture_of(session, selection)))
-    session.check()
-    for one in found.verdicts:
+        pairs = session.explained(selection, MAX_BYTES)["steps"]
+        return [(start_ns, end_ns) for start_ns, end_ns in pairs]
+    return _steps_of(_explanation(session, selection))
+
+
+def _steps_of(explanation: Explanation) -> list[tuple[int, int]]:
+    for one in explanation.verdicts:
         table = one.steps
         if table is not None and _MIN_STEPS <= table.count <= MAX_BINS:
             pairs = zip(table.start_ns, table.duration_ns, strict=True)
