@@ -16,6 +16,7 @@ children then; and after `IDLE_S` without a child.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import json
@@ -38,10 +39,14 @@ CHILDREN = {one.__name__: one.main for one in (question_child, open_recording)}
 IDLE_S = 300.0
 """Without a child and without a question."""
 _USED_LATER = (
-    *("sonde.analyze.bound", "sonde.export.packed", "sonde.export.stack_frames"),
-    *("sonde.export.timeline_columns", "sonde.export.verdict", "sonde.query.capture"),
-    *("sonde.query.queries", "sonde.query.run_columns", "sonde.query.session"),
-    *("sonde.query.stored_session", "sonde.recording.timelines", "sonde.server.answers"),
+    *("importlib.readers", "importlib.resources.readers", "pyarrow.acero", "pyarrow.dataset"),
+    *("sonde.analyze.bound", "sonde.analyze.merge", "sonde.export.packed"),
+    *("sonde.export.stack_frames", "sonde.export.timeline_columns", "sonde.export.verdict"),
+    *("sonde.query.capture", "sonde.query.queries", "sonde.query.run_columns"),
+    *("sonde.query.session", "sonde.query.stored_session", "sonde.query.timeline"),
+    *("sonde.readers.kineto", "sonde.readers.nsys_sqlite", "sonde.readers.otlp_profiles"),
+    *("sonde.readers.perf_script", "sonde.recording.timelines", "sonde.server.answers"),
+    "sonde.server.served_session",
 )
 """What children import in functions, and with it all that takes long."""
 
@@ -73,6 +78,9 @@ def preload() -> None:
     limit_libraries()
     for name in _USED_LATER:
         importlib.import_module(name)
+    import pyarrow as pa
+
+    pa.array([0]).to_numpy()  # which imports pandas where it is installed
     if len([*Path("/proc/self/task").iterdir()]) != 1:
         raise RuntimeError("an import has started a thread")
     gc.collect()
@@ -136,6 +144,9 @@ def answer(packet: bytes, fds: Sequence[int]) -> None:
         CHILDREN[asked["module"]]()
         sys.stdout.flush()
         output.sendall(WHOLE)
+    # Temporary files are removed. To free all objects takes as long as many an answer.
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 if __name__ == "__main__":
