@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,14 +15,15 @@ from typing import Any
 
 import pytest
 
-from sonde import procfs
+from captures import scene
+from sonde import interpreter, procfs
 from sonde.errors import CaptureError
 from sonde.query.stored_capture import NothingStoredError
 from sonde.query.stored_session import QueryTimedOutError
 from sonde.server import answers, children, timeline_answers
 from sonde.server.children import BusyError, Children
 from sonde.server.parameters import parse
-from sonde.server.served_session import BeyondMemoryError
+from sonde.server.served_session import BeyondMemoryError, ServedSession
 from sonde.server.service import RefusedRequestError, Service
 from sonde.server.tokens import Caller, Scope
 from sonde.store.flush import Flusher
@@ -41,6 +44,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service.wal.close()
     Flusher(folder, service.catalog).flush()
     yield service
+    service.children.close()
     service.catalog.close()
     service.tokens.close()
 
@@ -61,6 +65,78 @@ def test_no_timeline_is_taken_apart_in_the_servers_process(
         monkeypatch.setattr(timeline_answers, used, fail)
     found = ask(service, name)
     assert (found["explanation"] if name == "timeline" else found)["verdicts"]
+
+
+def test_a_second_question_takes_no_import(
+    service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """All that children import was imported before: without a thread, or it ends at once."""
+    asked: list[Any] = []
+
+    def output_of(*_: object, given: bytes, **_others: object) -> tuple[bytes, bool]:
+        asked.append(json.loads(given))
+        return b"", False
+
+    monkeypatch.setattr(service.children, "output_of", output_of)
+    for name in (*NAMES, "ranks"):
+        with contextlib.suppress(BeyondMemoryError):
+            ask(service, name)
+    (tmp_path / "asked").write_text(json.dumps([one | {"ends_s": math.inf} for one in asked]))
+    (tmp_path / "capture").write_bytes(scene().bytes())
+    trace = Path(__file__).parents[1] / "data" / "explain" / "page_faults.json.gz"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, sys\n"
+        "from pathlib import Path\n"
+        "from sonde.server import fork_server, open_recording, question_child\n"
+        "fork_server.preload()\n"
+        "from sonde.export import packed\n"
+        "imported = set(sys.modules)\n"
+        "folder = Path(sys.argv[1])\n"
+        "for one in json.loads((folder / 'asked').read_text()):\n"
+        "    assert question_child.answered(one)[2]\n"
+        "for path in (folder / 'capture', Path(sys.argv[2])):\n"
+        "    packed.encode(open_recording.document(path))\n"
+        "print(sorted(set(sys.modules) - imported))\n"
+    )
+    argv = interpreter.command(program, str(tmp_path), str(trace))
+    done = interpreter.run(argv, 60)
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr[-2_000:]
+
+
+def test_questions_are_answered_by_forks_of_one_process(service: Service) -> None:
+    processes = set()
+    for name in NAMES:
+        ask(service, name)
+        processes.add(service.children._forked._process)
+    (process,) = processes
+    assert process is not None
+    assert process.poll() is None
+
+
+def test_one_node_is_asked_once_for_its_verdict_and_its_steps(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    computed = ServedSession.computed
+
+    def counted(session: ServedSession, name: str, *about: Any) -> Any:
+        asked.append(name)
+        return computed(session, name, *about)
+
+    monkeypatch.setattr(ServedSession, "computed", counted)
+    options = parse([("from", "1799990000"), ("to", "1800090000"), ("node", "one")])
+    missing = replace(options.selection, nodes=["another"])
+    session = service.session(ME, options.selection)
+    try:
+        assert timeline_answers.explained(session, options.selection)["verdicts"]
+        timeline_answers.steps(session, options.selection)
+        for _ in range(2):
+            with pytest.raises(NothingStoredError):
+                timeline_answers.explained(session, missing)
+    finally:
+        session.close()
+    assert asked == ["explained", "explained"]
 
 
 @pytest.mark.parametrize("name", NAMES)

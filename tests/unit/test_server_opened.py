@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from captures import scene
 from sonde import procfs
 from sonde.limits import VARIABLE
 from sonde.server import open_recording, opened
+from sonde.server.children import Children
 from sonde.server.opened import Opener
 from sonde.server.service import RefusedRequestError
 
@@ -31,7 +33,9 @@ def given(folder: Path, content: bytes, declared_bytes: int = 0) -> Any:
         for at in range(0, len(content), 1 << 16):
             yield content[at : at + (1 << 16)]
 
-    return unpacked(asyncio.run(Opener(folder).open("a", declared_bytes, parts())).content)
+    with closing(Children()) as children:
+        opener = Opener(folder, children)
+        return unpacked(asyncio.run(opener.open("a", declared_bytes, parts())).content)
 
 
 def test_a_capture_opens_with_its_stacks_and_waits(tmp_path: Path) -> None:
@@ -112,7 +116,7 @@ def test_a_defect_of_a_reader_is_an_answer_too(
     monkeypatch.setattr(open_recording, "document", fail)
     for name in ("setrlimit", "nice"):
         monkeypatch.setattr(resource if name == "setrlimit" else os, name, nothing)
-    monkeypatch.setattr(sys, "argv", ["", "0", str(1 << 30), "10"])
+    monkeypatch.setattr(sys, "argv", ["", str(1 << 30), "10"])
     monkeypatch.setenv(VARIABLE, "")
     open_recording.main()
     sys.stdout.flush()
