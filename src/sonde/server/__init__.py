@@ -3,6 +3,7 @@
 
 Terms:
 - tenant: whose data it is; scope: what a token allows; open: no token is needed
+- fork server: the process that children are forks of, with all that they import
 - engine: DuckDB, which answers questions
 - question: a query over HTTP, with options (its parameters); answer: what is sent for it
 - selection (`query.selection`): which rows a question reads: a time, nodes, processes, kinds

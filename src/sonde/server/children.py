@@ -3,7 +3,8 @@
 
 What takes a timeline apart (a question about one, a file that somebody gives to the page) takes
 seconds and hundreds of megabytes, as its rows like. It is done in a child with limits of memory and
-time, so that the server's process goes on; all children share one budget.
+time, so that the server's process goes on; all children share one budget. A child is a fork of a
+process that has imported what it needs (forked_children.py).
 """
 
 from __future__ import annotations

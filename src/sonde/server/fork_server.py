@@ -64,6 +64,8 @@ def main() -> None:
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 (a device)
         os.dup2(nothing.fileno(), 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # A terminal sends it to all processes; the server ends by it, and that ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload()
     child = serve(control)
     if child is not None:

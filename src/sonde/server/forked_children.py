@@ -39,6 +39,7 @@ class ForkedChildren:
         self._control: socket.socket | None = None
         self._started_s = self._not_before_s = 0.0
         self._has_forked = False
+        self._closed = threading.Event()
 
     def output_of(
         self,
@@ -81,6 +82,7 @@ class ForkedChildren:
 
     def close(self) -> None:
         """End the process, and with it its children."""
+        self._closed.set()
         with self._lock:
             process = self._process
             self._drop()
@@ -125,7 +127,7 @@ class ForkedChildren:
         ours.setblocking(False)
         self._control, self._started_s, self._has_forked = ours, time.monotonic(), False
         threading.Thread(
-            target=_reap, args=(self._process,), name="sonde-fork-server", daemon=True
+            target=_reap, args=(self._process, self._closed), name="sonde-reap", daemon=True
         ).start()
 
     def _drop(self) -> None:
@@ -154,8 +156,9 @@ class ForkedChildren:
             interpreter.give_up(process)
 
 
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    if process.wait():
+def _reap(process: subprocess.Popen[bytes], closed: threading.Event) -> None:
+    is_asked_to = process.wait() in (0, -signal.SIGTERM) or closed.is_set()
+    if not is_asked_to:
         LOG.warning("the process that children are forked of ended with %s", process.returncode)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child that answers a question about a timeline: `python -m …question_child`.
+"""The child that answers a question about a timeline: a fork of fork_server.py, or `python -m …`.
 
 Rows of a tenant decide how long that takes and how much memory, so it is done here, within limits.
 Standard input: what is asked as JSON (served_session.py). Standard output: `+`, a line of JSON
