@@ -16,6 +16,7 @@ of Sonde and nothing else:
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import select
@@ -183,6 +184,13 @@ def _leave_after(work: Callable[[], object]) -> NoReturn:
         number = error.errno or errno.EIO
     finally:
         os._exit(number)
+
+
+def leave_fork() -> NoReturn:
+    """In a forked copy that has done its work: run exit handlers, which remove temporary files, and
+    exit. To free all objects first, as an interpreter does, takes as long as many an answer."""
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 def hanging() -> int:

@@ -25,7 +25,7 @@ from sonde.server.forked_children import ForkedChildren
 OPEN = "sonde.server.open_recording"
 # Runs with children that do what a question's rows may make one do.
 SERVER = """
-import json, os, sys, threading, time
+import json, os, shutil, sys, tempfile, threading, time, weakref
 from pathlib import Path
 from sonde.server import fork_server
 from sonde.server.children import keep_within
@@ -65,12 +65,18 @@ def write():
     limits()
     sys.stdout.buffer.write(b"x" * 5_000)
 
+def spill():
+    folder = tempfile.mkdtemp()
+    weakref.finalize(limits, shutil.rmtree, folder)
+    print(folder)
+
 def nap():
     print(os.getpid(), flush=True)
     time.sleep(600)
 
 fork_server.preload = lambda: None
-fork_server.CHILDREN |= {one.__name__: one for one in (look, burn, fill, crash, stop, write, nap)}
+every = (look, burn, fill, crash, stop, write, spill, nap)
+fork_server.CHILDREN |= {one.__name__: one for one in every}
 """
 LIMITS = [str(1 << 30), "20"]
 
@@ -155,6 +161,14 @@ def test_a_child_beyond_a_limit_ends_alone(
     assert time.monotonic() - begun_s < 15
     assert look(forked)["parent"] == before["parent"]
     until(lambda: not children_of(before["parent"]))
+
+
+def test_what_a_child_wrote_to_the_disk_is_removed(forked: ForkedChildren) -> None:
+    found = forked.output_of("spill", LIMITS, 20, 1_000)
+    assert found is not None
+    folder = Path(found[0].decode().strip())
+    assert folder.is_absolute()
+    assert not folder.exists()
 
 
 def test_an_answer_of_the_greatest_size_is_whole(forked: ForkedChildren) -> None:

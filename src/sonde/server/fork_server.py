@@ -16,7 +16,6 @@ children then; and after `IDLE_S` without a child.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -30,6 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from sonde import interpreter
 from sonde.server import open_recording, question_child
 from sonde.server.children import limit_libraries
 from sonde.server.forked_children import PACKET_BYTES, STARTED, WHOLE
@@ -146,9 +146,7 @@ def answer(packet: bytes, fds: Sequence[int]) -> None:
         CHILDREN[asked["module"]]()
         sys.stdout.flush()
         output.sendall(WHOLE)
-    # Temporary files are removed. To free all objects takes as long as many an answer.
-    atexit._run_exitfuncs()
-    os._exit(0)
+    interpreter.leave_fork()
 
 
 if __name__ == "__main__":

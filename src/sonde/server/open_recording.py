@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The child that reads a file somebody gave to the page: a fork of fork_server.py, or `python -m …`.
+"""The child that reads a file given to the page: a fork of fork_server.py, or `python -m …`.
 
 Such a file is not trusted. It is read by the readers of `sonde explain`, in a separate process with
 limits for memory and CPU time, which is killed when it takes too long; its answer has numbers and

@@ -68,7 +68,7 @@ def answered(asked: dict[str, Any]) -> tuple[str, int, bytes]:
     ends_s = asked["ends_s"]
     with closing(session), session.deadline(max(0.1, ends_s - time.monotonic())):
         if asked["name"] == EXPLAINED:
-            found = timeline_answers.explained_with_steps(session, selection)
+            found: Any = timeline_answers.explained_with_steps(session, selection)
         else:
             found = answers.QUESTIONS[asked["name"]].answer(session, options)
         answer = answers.written(found, options, ends_s)
