@@ -146,10 +146,14 @@ def test_errors_of_a_child_are_those_of_the_question(service: Service, name: str
     assert error.value.remedy == "choose another time"
 
 
-@pytest.mark.parametrize("size_mb", [60, 100])
+@pytest.mark.parametrize(
+    ("size_mb", "is_forked"), [(60, False), (100, False), (60, True), (130, True), (160, True)]
+)
 def test_what_needs_more_memory_than_a_child_may_have_is_refused(
-    service: Service, monkeypatch: pytest.MonkeyPatch, size_mb: int
+    service: Service, monkeypatch: pytest.MonkeyPatch, size_mb: int, is_forked: bool
 ) -> None:
+    if is_forked:
+        monkeypatch.setattr(children, "LEAST_BYTES", 1)
     monkeypatch.setattr(children, "memory_bytes", lambda: size_mb << 20)
     with pytest.raises(BeyondMemoryError, match=f"more than {size_mb} MiB"):
         ask(service, "verdict")

@@ -35,12 +35,19 @@ def main() -> None:
     except SondeError as error:
         kind = next((name for name, one in ERRORS.items() if isinstance(error, one)), "")
         parts = [BAD, _error(kind or "CaptureError", error.cause, error.remedy)]
-    except MemoryError:
-        parts = [BAD, _error("MemoryError", "", "")]
-    except Exception:
-        parts = [BAD, _error("", traceback.format_exc()[-_TRACE_CHARS:], "")]
+    except Exception as error:
+        if _lacks_memory(error):
+            parts = [BAD, _error("MemoryError", "", "")]
+        else:
+            parts = [BAD, _error("", traceback.format_exc()[-_TRACE_CHARS:], "")]
     for part in parts:
         sys.stdout.buffer.write(part)
+
+
+def _lacks_memory(error: Exception) -> bool:
+    """Whether an error is that of the limit: also of the engine's start, or of a thread's."""
+    is_of_engine = type(error).__name__ == "OutOfMemoryException"
+    return isinstance(error, MemoryError) or is_of_engine or "start new thread" in str(error)
 
 
 def _error(kind: str, cause: str, remedy: str) -> bytes:
