@@ -47,6 +47,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     service.wal.close()
     Flusher(folder, service.catalog).flush()
     yield service
+    service.children.close()
     service.catalog.close()
     service.tokens.close()
 

@@ -52,6 +52,7 @@ def stored(folder: Path, chunks: dict[str, bytes]) -> Iterator[StoredSession]:
     session = service.session(caller, Selection(0, 1 << 62))
     yield session
     session.close()
+    service.children.close()
     service.catalog.close()
     service.tokens.close()
 
