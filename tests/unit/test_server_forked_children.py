@@ -126,6 +126,16 @@ def children_of(pid: int) -> list[int]:
     return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def nap(forked: ForkedChildren, process: int) -> tuple[threading.Thread, int]:
+    """(who waits for a child that goes on, its pid)."""
+    until(lambda: not children_of(process))
+    napping = threading.Thread(target=forked.output_of, args=("nap", [], 60, 100))
+    napping.start()
+    until(lambda: children_of(process))
+    (child,) = children_of(process)
+    return napping, child
+
+
 def test_each_question_has_a_child_to_itself(forked: ForkedChildren) -> None:
     first, second = look(forked, b"x" * 3_000_000), look(forked)
     assert (first["asked"], second["asked"]) == (3_000_000, 0)
@@ -184,6 +194,29 @@ def test_where_the_process_was_killed_the_next_question_has_another(
     assert look(forked)["parent"] != before["parent"]
 
 
+def test_a_fork_that_fails_does_not_end_other_children(
+    program: Path, forked: ForkedChildren
+) -> None:
+    program.write_text(
+        SERVER
+        + "fork, forks = os.fork, []\n"
+        + "def some():\n"
+        + "    forks.append(1)\n"
+        + "    if len(forks) == 3:\n"
+        + "        raise BlockingIOError\n"
+        + "    return fork()\n"
+        + "os.fork = some\n"
+        + "fork_server.main()\n"
+    )
+    process = look(forked)["parent"]
+    napping, child = nap(forked, process)
+    assert forked.output_of("look", LIMITS, 20, 1_000) is None, "another way is taken"
+    assert look(forked)["parent"] == process
+    assert is_alive(child)
+    forked.close()
+    napping.join(20)
+
+
 def test_a_process_that_is_stuck_is_killed(
     forked: ForkedChildren, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,10 +258,7 @@ def test_a_server_that_is_killed_leaves_nothing(program: Path, tmp_path: Path) -
 
 def test_a_closed_server_leaves_nothing(forked: ForkedChildren) -> None:
     process = look(forked)["parent"]
-    napping = threading.Thread(target=forked.output_of, args=("nap", [], 60, 100))
-    napping.start()
-    until(lambda: children_of(process))
-    (child,) = children_of(process)
+    napping, child = nap(forked, process)
     assert look(forked)["fds"] == 5, "nothing of another child"
     forked.close()
     napping.join(20)

@@ -69,7 +69,7 @@ class ForkedChildren:
                 self._give_up_stuck(control)
                 return b"", True
             if pidfd is None:
-                self._forget(control)
+                self._note_failure(control)
                 return None
             self._has_forked = True
             try:
@@ -136,14 +136,13 @@ class ForkedChildren:
             self._control.close()
         self._control = self._process = None
 
-    def _forget(self, control: socket.socket) -> None:
-        """The process behind this socket has ended without a child."""
+    def _note_failure(self, control: socket.socket) -> None:
+        """There was no fork. Where the process behind this socket has ended, the next packet shows
+        it; where it has not, it may have other children."""
         with self._lock:
-            if self._control is control:
-                self._drop()
-                if not self._has_forked:
-                    self._not_before_s = time.monotonic() + PAUSE_S
-                    LOG.warning("children of questions cannot be forked: each is started")
+            if self._control is control and not self._has_forked:
+                self._not_before_s = time.monotonic() + PAUSE_S
+                LOG.warning("children of questions cannot be forked: each is started")
 
     def _give_up_stuck(self, control: socket.socket) -> None:
         with self._lock:
