@@ -7,103 +7,14 @@ import time
 import pytest
 from selenium.webdriver import ActionChains, Keys
 from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from captures import Writer, scene
+from report_page import EVIL, ROW, Page, written
 from sonde.export import html
-from sonde.model.verdict import Explained
 from sonde.query.capture import read
 from sonde.query.session import Session
-from sonde.recording import verdicts
 
 pytestmark = pytest.mark.browser
-
-ROW = 20
-"""Height of a frame in px."""
-
-
-class Page:
-    """The report as its reader meets it."""
-
-    def __init__(self, driver, path):
-        self.driver = driver
-        driver.get_log("browser")  # What another page logged is not this one's.
-        driver.get(f"file://{path}")
-        self.wait(lambda _: self.js("return document.body.dataset.ready") == "true")
-
-    def js(self, script, *arguments):
-        return self.driver.execute_script(script, *arguments)
-
-    def wait(self, until):
-        return WebDriverWait(self.driver, 20).until(until)
-
-    def find(self, id_):
-        return self.driver.find_element(By.ID, id_)
-
-    def text(self, id_):
-        return self.find(id_).text
-
-    def show(self, kind):
-        self.find(f"kind-{kind}").click()
-
-    def open(self, tab):
-        self.find(f"tab-{tab}").click()
-
-    def choose(self, id_, text):
-        Select(self.find(id_)).select_by_visible_text(text)
-
-    def search(self, text):
-        box = self.find("search")
-        box.clear()
-        box.send_keys(text)
-
-    def press(self, *keys):
-        self.driver.switch_to.active_element.send_keys(*keys)
-
-    @property
-    def canvas(self):
-        return self.find("flame")
-
-    @property
-    def crumbs(self):
-        return [b.text for b in self.find("crumbs").find_elements(By.TAG_NAME, "button")]
-
-    @property
-    def legend(self):
-        return self.text("legend").splitlines()
-
-    def point(self, across, row):
-        """A pointer action that stands at a share of the width, in a row of frames."""
-        width, height = self.canvas.size["width"], self.canvas.size["height"]
-        x, y = round((across - 0.5) * width), round((row + 0.5) * ROW - height / 2)
-        return ActionChains(self.driver).move_to_element_with_offset(self.canvas, x, y)
-
-    def hover(self, across, row):
-        self.point(across, row).perform()
-        return self.text("tooltip")
-
-    def colour(self, across, row):
-        """The colour drawn at a place, (r, g, b)."""
-        return tuple(
-            self.js(
-                "const c = document.getElementById('flame');"
-                "const x = arguments[0] * c.width, y = (arguments[1] + 0.15) * 20;"
-                "return [...c.getContext('2d').getImageData(x, y, 1, 1).data].slice(0, 3);",
-                *(across, row),
-            )
-        )
-
-    def table(self):
-        rows = self.find("table").find_elements(By.CSS_SELECTOR, "tbody tr")
-        return [[cell.text for cell in row.find_elements(By.TAG_NAME, "td")] for row in rows]
-
-
-def written(writer, folder):
-    capture, path = writer.write(folder / "scene.sonde"), folder / "scene.html"
-    found = read(capture)
-    with path.open("wb") as out:
-        html.write(Session(found), out, explained=verdicts.of_capture(found))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -408,84 +319,6 @@ def test_losses_and_a_killed_recorder_are_shown(chromium, tmp_path):
     assert "The recorder was killed" in page.text("table")
 
 
-# ---- the verdict ----
-
-
-def verdict(page):
-    return page.find("verdict").text
-
-
-def test_the_verdict_is_a_sentence_with_its_evidence_one_click_away(page):
-    folded = verdict(page)
-    assert folded.startswith("python3 (4211): ")
-    assert re.search(r"\d %", folded.splitlines()[0])
-    assert "Next " in folded
-    assert "Evidence" not in folded
-    assert "Then " not in folded
-
-    page.driver.find_element(By.CSS_SELECTOR, ".verdict .fold").click()
-    assert "Evidence" in verdict(page)
-    assert "Causes, shares of 10.0 s" in verdict(page)
-    assert "Then " in verdict(page)
-    focused = page.driver.switch_to.active_element
-    assert (focused.text, focused.get_attribute("aria-expanded")) == (
-        *("Hide causes and evidence", "true"),
-    )
-    focused.send_keys(Keys.ENTER)
-    assert verdict(page) == folded
-
-
-def test_a_cause_shows_its_stacks(chromium, tmp_path):
-    writer = Writer()
-    key = writer.process(7, "server")
-    place = ("Pool.get", "[python]", "pool.py", 31, "python")
-    stack = writer.stack("main", place, ("pthread_cond_wait", "libc.so.6"))
-    writer.wait(key, 7, "futex", 8.0, count=100, stack=stack)
-    writer.on_cpu(key, 7, writer.stack("main", ("run", "[python]", "a.py", 3, "python")), 50)
-    page = Page(chromium, written(writer, tmp_path))
-    assert "in Pool.get pool.py:31" in verdict(page)
-
-    page.driver.find_element(By.CSS_SELECTOR, ".verdict .fold").click()
-    page.driver.find_element(By.CSS_SELECTOR, ".causes button").click()
-    assert page.find("kind-off-cpu").get_attribute("aria-selected") == "true"
-    assert page.find("search").get_attribute("value") == "Pool.get"
-    assert "100 % matched" in page.text("match")
-    chosen = page.driver.switch_to.active_element
-    assert chosen.get_attribute("aria-pressed") == "true"
-    chosen.click()
-    assert page.find("search").get_attribute("value") == ""
-
-
-def test_names_in_a_verdict_are_text(chromium, tmp_path):
-    writer = Writer()
-    key = writer.process(7, EVIL)
-    stack = writer.stack(EVIL, (EVIL, "[python]", "a.py", 3, "python"))
-    writer.wait(key, 7, "futex", 8.0, count=100, stack=stack, waker=(7, 7))
-    page = Page(chromium, written(writer, tmp_path))
-    page.driver.find_element(By.CSS_SELECTOR, ".verdict .fold").click()
-    assert f"{EVIL} (7): " in verdict(page)
-    assert f"{EVIL} a.py:3" in verdict(page)
-    assert (
-        page.driver.find_elements(By.CSS_SELECTOR, "#verdict :is(img, script, article b b)") == []
-    )
-    assert page.js("return window.foreign") is None
-
-
-def test_why_there_is_no_verdict(chromium, tmp_path):
-    session = Session(read(scene().write(tmp_path / "a.sonde")))
-    with (tmp_path / "a.html").open("wb") as out:
-        missing = Explained(None, f"it is a part {EVIL}", "sonde explain a.sonde")
-        html.write(session, out, explained=missing)
-    page = Page(chromium, tmp_path / "a.html")
-    assert verdict(page) == (
-        f"No verdict it is a part {EVIL}. This gives one: sonde explain a.sonde"
-    )
-
-    with (tmp_path / "b.html").open("wb") as out:
-        html.write(session, out)
-    assert not Page(chromium, tmp_path / "b.html").find("verdict").is_displayed()
-
-
 # ---- light and dark ----
 
 
@@ -502,8 +335,6 @@ def test_light_and_dark(page):
 
 
 # ---- names that are no friends, and many of them ----
-
-EVIL = "</script><script>window.foreign=1</script><img src=x onerror=window.foreign=1>\"'&"
 
 
 def test_hostile_names_are_shown_as_they_are(chromium, tmp_path):
