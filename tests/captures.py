@@ -206,6 +206,23 @@ class Writer:
         weights = {"weight_count": count, "weight_ns": float(ns)}
         self.add("sample", key, kind=kind, name=reason, tid=tid, stack_id=stack, **weights)
 
+    def single_waits(
+        self,
+        key: dict[str, int],
+        tid: int,
+        reason: str,
+        lengths_ms: Iterable[float],
+        *,
+        stack: int = 0,
+        call: str = "",
+    ) -> None:
+        """Waits that are known one by one, all beginning in the first second."""
+        for number, ms in enumerate(lengths_ms):
+            begin = START_NS + number
+            row = {"start_time_ns": begin, "end_time_ns": begin + round(ms * 1e6), "tid": tid}
+            about = {"kind": "blocked", "name": reason, "op": call, "stack_id": stack}
+            self.rows["span"].append({**key, **row, **about})
+
     def calls(
         self,
         key: dict[str, int],

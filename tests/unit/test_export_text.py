@@ -14,6 +14,7 @@ from captures import Writer, scene
 from sonde.export import folded, layout, summary, table
 from sonde.model.code import Hide
 from sonde.model.profile import ProfileKind
+from sonde.query import queries
 from sonde.query.capture import read
 from sonde.query.queries import Where
 from sonde.query.session import Session
@@ -160,7 +161,32 @@ def test_threads_that_wait_alike_are_one_row_with_who_keeps_them_waiting(opened)
     assert " ".join(lines[first].split()) == (
         "server (60) +7 68.8 s futex 65 % reserve shop.py:14 server (50) 0"
     )
-    assert lines[first + 1].split() == ["socket", "35", "%", "readinto", "shop.py:90"]
+    assert lines[first + 1].split() == ["144", "×", "mean", "311", "ms"]
+    assert lines[first + 2].split() == ["socket", "35", "%", "readinto", "shop.py:90"]
+
+
+def test_a_wait_shows_how_many_there_were_and_how_long_each_was(opened):
+    """Single waits by their distribution; what is known as a sum alone by its mean."""
+    writer = Writer()
+    server = writer.process(7, "server", threads=[{"tid": tid} for tid in (7, 8, 9)])
+    reading = writer.stack(("read", "[python]", "shop.py", 90, "python"), ("recv", "libc"))
+    lengths = [40.0] * 30 + [42.0] * 694 + [44.0] * 30
+    writer.single_waits(server, 7, "socket", [*lengths[200:], *lengths[:200]])
+    writer.wait(server, 7, "socket", 0.5 + sum(lengths) / 1000, count=754 + 900, stack=reading)
+    writer.single_waits(server, 8, "futex", [10.0, 20.0, 30.0, 40.0, 50.0])
+    writer.wait(server, 8, "futex", 0.3, count=155)
+    writer.wait(server, 9, "poll", 0.1, count=1)
+    session = opened(writer)
+    lines = [line.strip() for line in summary.render(session).splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("LONGEST")) + 1
+
+    assert lines[first + 1] == "754 × 42.0 ms"
+    assert lines[first + 3] == "5 × 30.0 ms (10.0–50.0 ms), others: 150 × mean 1.00 ms"
+    assert lines[first + 4].startswith("server (9)")
+    assert lines[first + 5].startswith("LOST") or not lines[first + 5]
+    waits = {one.reason: one for one in queries.waits(session)}
+    assert (waits["socket"].single_count, waits["socket"].single_p90_ns) == (754, 42_000_000)
+    assert waits["poll"].single_count == 0
 
 
 def test_a_wait_of_several_threads_comes_before_a_longer_one_of_one_thread(opened):
@@ -192,9 +218,11 @@ def test_a_wait_of_several_threads_comes_before_a_longer_one_of_one_thread(opene
 
     row = " ".join(lines[first].split())
     assert row == "server (60) +11 9.60 s futex borrow shop.py:17 0"
-    assert lines[first + 1].split()[:2] == ["other", "(7)"]
-    assert "socket" not in "".join(lines[first : first + 2])
-    assert "1 only for requests" in lines[first + 2] or "idle all the time" in lines[first + 2]
+    assert lines[first + 1].strip() == "1,188 × mean 8.08 ms"
+    assert lines[first + 2].split()[:2] == ["other", "(7)"]
+    assert "socket" not in "".join(lines[first : first + 3])
+    left_out = lines[first + 4]
+    assert "1 only for requests" in left_out or "idle all the time" in left_out
 
 
 def test_a_place_is_the_function_with_most_of_the_time_not_the_stack_with_most(opened):

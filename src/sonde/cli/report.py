@@ -80,18 +80,25 @@ class _Format:
     default_kinds: tuple[ProfileKind, ...] | None = None
     """What is shown where --metric names none; None: all that was recorded."""
     has_verdict: bool = False
+    has_lengths: bool = False
+    """It shows how long single waits are."""
+
+    @property
+    def unused_tables(self) -> tuple[str, ...]:
+        """What need not be read for it."""
+        return () if self.has_lengths else _SPANS
 
 
 _HTML = _Format("html", ".html", has_verdict=True)
 _FORMATS = {
     "table": _Format("table"),
-    "summary": _Format("summary", has_verdict=True),
+    "summary": _Format("summary", has_verdict=True, has_lengths=True),
     "html": _HTML,
     "flamegraph": _HTML,
     "pprof": _Format("pprof", ".pb.gz"),
     "folded": _Format("folded", default_kinds=(ProfileKind.ON_CPU,)),
     "speedscope": _Format("speedscope", ".speedscope.json"),
-    "json": _Format("json_report"),
+    "json": _Format("json_report", has_lengths=True),
 }
 _FORMER_METRIC_NAMES = {
     "cpu": ProfileKind.ON_CPU,
@@ -105,8 +112,8 @@ _FORMER_METRIC_NAMES = {
 }
 """Older names of metrics, accepted for scripts that have them; not in the help."""
 
-_UNUSED_TABLES = ("span",)
-"""No format of a report shows single intervals; they are a third of a capture."""
+_SPANS = ("span",)
+"""Single intervals, a third of a capture: few formats show how long single waits are."""
 _PROGRESS_AFTER_S = 1.0
 """Reading that takes longer shows a bar."""
 
@@ -192,9 +199,9 @@ def _report(args: argparse.Namespace) -> int:
     explained: Explained | None = None
     try:
         if chosen.has_verdict:
-            capture, explained = _explained(args)
+            capture, explained = _explained(args, chosen.unused_tables)
         else:
-            capture = _read(args.file, _UNUSED_TABLES)
+            capture = _read(args.file, chosen.unused_tables)
         session = _opened(capture, args.lines, Hide(args.hide) if args.hide else None)
         del capture  # its stacks take a tenth of a report's memory; the session has its own
         exporter = importlib.import_module(f"sonde.export.{chosen.module}")
@@ -247,9 +254,8 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     return output
 
 
-def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
-    """The capture, without the table of single intervals, and the verdict on it, which is of whole
-    captures."""
+def _explained(args: argparse.Namespace, unused: Collection[str]) -> tuple[Capture, Explained]:
+    """The capture without the tables `unused`, and the verdict on it: that is of whole captures."""
     from sonde.query.schema import TABLES
     from sonde.recording import verdicts
     from sonde.recording.large_captures import read_for_verdict
@@ -257,15 +263,15 @@ def _explained(args: argparse.Namespace) -> tuple[Capture, Explained]:
     missing, command = "", verdicts.command_for(args.file)
     if args.pid or args.from_s is not None or args.to_s is not None:
         missing = "this is a part of the capture"
-        capture = _read(args.file, _UNUSED_TABLES)
+        capture = _read(args.file, unused)
         if command:
             command += "".join(f" --pid {shlex.quote(str(one))}" for one in args.pid or ())
     else:
-        capture = read_for_verdict(args.file, _read)
+        capture = read_for_verdict(args.file, _read) if unused else _read(args.file, unused)
     explained = Explained(None, missing, command) if missing else verdicts.of_capture(capture)
     if explained.explanation is not None:
         explained = dataclasses.replace(explained, command=command)
-    empty = {name: TABLES[name].empty_table() for name in _UNUSED_TABLES}
+    empty = {name: TABLES[name].empty_table() for name in unused}
     return dataclasses.replace(capture, tables=capture.tables | empty), explained
 
 

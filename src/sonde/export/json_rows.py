@@ -17,6 +17,7 @@ from sonde.export.json_columns import Coded, Column, Rows
 from sonde.model.answers import FunctionUse, ProcessUse, Usage
 from sonde.model.owner import OWNER_COLUMNS
 from sonde.model.profile import ProfileKind
+from sonde.model.wait_lengths import WaitLengths
 from sonde.query import queries
 from sonde.query.queries import Where
 from sonde.query.session import Session
@@ -61,6 +62,7 @@ def waits(session: Session, kinds: Sequence[ProfileKind], where: Where) -> Rows:
     thread = every.thread[rows]
     names, of_thread = threads.coded_names
     hints, hint = every.hints(rows)
+    single = every.lengths(rows)
     about: dict[str, Column] = {
         **_process(session, threads.process[thread]),
         "tid": threads.tid[thread],
@@ -77,6 +79,10 @@ def waits(session: Session, kinds: Sequence[ProfileKind], where: Where) -> Rows:
         "hint_binary": Coded([one.binary for one in hints], hint),
         "location": Coded([one.location for one in hints], hint),
         "of_sonde": Coded(_FLAGS, every.of_sonde[rows].astype(np.int8)),
+        **{
+            f"single_{field.name}": np.array([getattr(one, field.name) for one in single], np.int64)
+            for field in fields(WaitLengths)
+        },
     }
     return Rows(about)
 

@@ -7,24 +7,17 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from sonde.model import durations
+
 if TYPE_CHECKING:
     from sonde.model.answers import Loss
+
+duration, three_digits = durations.duration, durations.three_digits
 
 _NUMBER: Final = re.compile(r" \([0-9]{1,10}\)(?: \+[0-9,]{1,13})?$")
 """Of a process or a thread, behind its name; and how many others are like it."""
 _LEAST_OF_NAME: Final = 5
 """Cells of a name before its number, the mark of what was cut included."""
-
-
-def duration(ns: float) -> str:
-    """Nanoseconds with three significant digits and a suitable unit: '1.25 s', '340 µs'."""
-    if ns >= 600e9:
-        return f"{ns / 60e9:,.0f} min"
-    for limit_ns, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        # 999.6 ms would round to 1000 ms.
-        if ns >= limit_ns * 0.9995:
-            return f"{three_digits(ns / limit_ns)} {unit}"
-    return f"{ns:.0f} ns" if ns else "0"
 
 
 def size(count_bytes: float) -> str:
@@ -38,11 +31,6 @@ def size(count_bytes: float) -> str:
 def rate(count_bytes: float, ns: float) -> str:
     """Bytes per second: '12.3 GB/s', '' for none."""
     return f"{size(count_bytes * 1e9 / ns)}/s" if count_bytes and ns else ""
-
-
-def three_digits(value: float) -> str:
-    """A number that is not less than 0.9995, with three significant digits."""
-    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def percent(part: float, whole: float) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The summary of a recording: some 25 to 50 lines, at most 100 columns wide.
+"""The summary of a recording: some 25 to 55 lines, at most 100 columns wide.
 
 Which code ran on CPUs and what threads waited for; which GPU API calls were made, where there were
 any; GPU time, metrics and memory held, where they were recorded; and what was lost.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ from sonde.model.answers import (
 from sonde.model.process import Thread
 from sonde.model.profile import BASIC_KINDS, ProfileKind
 from sonde.model.verdict import Explained
+from sonde.model.wait_lengths import lengths_text
 from sonde.query import queries
 from sonde.query.capture import CaptureInfo
 from sonde.query.device_runs import device_runs
@@ -61,6 +62,8 @@ NAME_WIDTH = 38
 """Of the name of a thread, in cells, where the line has room."""
 CPU_ROWS = 5
 WAIT_ROWS = 5
+LENGTH_ROWS = 4
+"""Of the rows of waits, those with a line on how long single ones are: the first that have one."""
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4
@@ -167,6 +170,14 @@ def _location(use: FunctionUse) -> str:
     return place or use.binary
 
 
+class _Row(NamedTuple):
+    """A row of the waits."""
+
+    cells: tuple[str, ...]
+    lengths: str = ""
+    """How long single ones are: in a line below, where that is known."""
+
+
 @dataclass(slots=True)
 class _ThreadWaits:
     """All waits of one thread, or of several that wait alike."""
@@ -176,15 +187,19 @@ class _ThreadWaits:
     queued_ns: int = 0
     by_reason: dict[str, list[Wait]] = field(default_factory=dict)
     """Totals off-CPU."""
+    of_reason: dict[str, list[int]] = field(default_factory=dict)
+    """The threads that have these totals, as `numbers`."""
     numbers: list[int] = field(default_factory=list)
     """Of the threads, as indices in `Session.threads`."""
 
-    def add(self, wait: Wait) -> None:
+    def add(self, wait: Wait, number: int) -> None:
+        """Adds a wait of the thread with this number."""
         if wait.kind == ProfileKind.RUN_QUEUE:
             self.queued_ns += wait.ns
             return
         self.blocked_ns += wait.ns
         self.by_reason.setdefault(wait.reason, []).append(wait)
+        self.of_reason.setdefault(wait.reason, []).append(number)
 
     def take_in(self, other: _ThreadWaits) -> None:
         """Adds the waits of other threads that wait alike."""
@@ -193,6 +208,7 @@ class _ThreadWaits:
         self.numbers += other.numbers
         for reason, waits in other.by_reason.items():
             self.by_reason.setdefault(reason, []).extend(waits)
+            self.of_reason.setdefault(reason, []).extend(other.of_reason[reason])
 
     @property
     def waited_ns(self) -> int:
@@ -215,7 +231,7 @@ class _ThreadWaits:
     def _ns(self, reason: str) -> int:
         return sum(wait.ns for wait in self.by_reason[reason])
 
-    def rows(self, session: Session, waits: WaitRows, where: Where) -> list[tuple[str, ...]]:
+    def rows(self, session: Session, waits: WaitRows, where: Where) -> list[_Row]:
         """A row for the main reason, and one for a second one that is not small."""
         thread, reasons = self.thread, self.reasons
         more = f" +{len(self.numbers) - 1:,}" if len(self.numbers) > 1 else ""
@@ -224,13 +240,19 @@ class _ThreadWaits:
         first = f"{_thread_label(thread, width)}{more}"
         ends = (first, duration(self.blocked_ns)), (duration(self.queued_ns),)
         if not reasons:
-            return [(*ends[0], "", "", "", *ends[1])]
-        rows: list[tuple[str, ...]] = [
-            (*ends[0], *self._reason(session, waits, where, reasons[0]), *ends[1])
-        ]
+            return [_Row((*ends[0], "", "", "", *ends[1]))]
+        cells = (*ends[0], *self._reason(session, waits, where, reasons[0]), *ends[1])
+        rows = [_Row(cells, self._lengths(waits, reasons[0]))]
         if len(reasons) > 1 and self._ns(reasons[1]) >= SECOND_REASON * self.blocked_ns:
-            rows.append(("", "", *self._reason(session, waits, where, reasons[1]), ""))
+            cells = ("", "", *self._reason(session, waits, where, reasons[1]), "")
+            rows.append(_Row(cells, self._lengths(waits, reasons[1])))
         return rows
+
+    def _lengths(self, waits: WaitRows, reason: str) -> str:
+        """How long the waits for a reason are."""
+        count = sum(wait.count for wait in self.by_reason[reason])
+        single = waits.lengths_together(self.of_reason[reason], reason)
+        return lengths_text(count, self._ns(reason), single)
 
     def _reason(
         self, session: Session, waits: WaitRows, where: Where, reason: str
@@ -312,7 +334,7 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
         lines = ["LONGEST WAITS  none"]
     else:
         shown, left = _alike(session, processes, waits, ranked)
-        rows: list[tuple[str, ...]] = []
+        rows: list[_Row] = []
         for one in shown:
             mine = one.rows(session, waits, where)
             if len(rows) + len(mine) > WAIT_ROWS:  # second reasons take the place of threads
@@ -320,9 +342,16 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
             else:
                 rows += mine
         left_out = ((left, "more"), *left_out[1:])
-        widths = grown([_WAIT_HEAD, *rows], _WAIT_WIDTHS, WIDTH)
-        cut = [(*row[:3], fit_location(row[3], widths[3]), *row[4:]) for row in rows]
-        lines = columns([_WAIT_HEAD, *cut], widths)
+        widths = grown([_WAIT_HEAD, *(row.cells for row in rows)], _WAIT_WIDTHS, WIDTH)
+        below = " " * sum(abs(width) + 2 for width in widths[:2])
+        lines = columns([_WAIT_HEAD], widths)
+        described = 0
+        for cells, lengths in rows:
+            cut = (*cells[:3], fit_location(cells[3], widths[3]), *cells[4:])
+            lines += columns([cut], widths)
+            if lengths and described < LENGTH_ROWS:
+                described += 1
+                lines.append(below + lengths)
     folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
     return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
 
@@ -366,7 +395,7 @@ def _alike(
     for number in ranked[:ALIKE].tolist():
         one = _ThreadWaits(session.threads[number], numbers=[number])
         for wait in waits.chosen(np.flatnonzero(mine & (waits.thread == number))):
-            one.add(wait)
+            one.add(wait, number)
         if (known := found.get(one.alike)) is not None:
             known.take_in(one)
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from sonde.model.process import Process, Thread
 from sonde.model.profile import ProfileKind
+from sonde.model.wait_lengths import WaitLengths, lengths_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,24 @@ class Wait:
     """Of the user's code in that stack: 'step train.py:12'; '' where it has no Python."""
     of_sonde: bool = False
     """It is a wait of Sonde's own library in the process."""
+    single_count: int = 0
+    """Of the waits, those that the recording has one by one: from 10 ms on, of an agent from 100;
+    0 also where these were not read. The others have a mean alone."""
+    single_ns: int = 0
+    """The sum of these."""
+    single_p10_ns: int = 0
+    """The 10th percentile of the lengths of these."""
+    single_p50_ns: int = 0
+    single_p90_ns: int = 0
+
+    @property
+    def lengths(self) -> str:
+        """How long the waits are, for people: '754 × 42.0 ms (40.1–44.0 ms)'; '' not known."""
+        single = WaitLengths(
+            *(self.single_count, self.single_ns),
+            *(self.single_p10_ns, self.single_p50_ns, self.single_p90_ns),
+        )
+        return lengths_text(self.count, self.ns, single)
 
     @property
     def place(self) -> str:

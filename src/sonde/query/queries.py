@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -35,6 +36,7 @@ from sonde.query.process_rows import ProcessRows
 from sonde.query.row_sequence import RowSequence
 from sonde.query.schema import USAGE_COUNTERS
 from sonde.query.session import Session
+from sonde.query.single_waits import SingleWaits
 from sonde.query.validation import MAX_NUMBER
 from sonde.query.wait_rows import IDLE_SHARE, WaitRows
 
@@ -335,7 +337,19 @@ def waits(session: Session, where: Where = EVERYTHING) -> WaitRows:
         "ORDER BY t.ns DESC, t.thread, t.kind, t.name",
         [*parameters, *parameters],
     )
-    return WaitRows(session, rows)
+    return WaitRows(session, rows, partial(single_waits, session, where))
+
+
+def single_waits(session: Session, where: Where = EVERYTHING) -> SingleWaits:
+    """The lengths of the waits that a capture has one by one; of no wait, where the capture was
+    read without them. A wait is in the time in which it began."""
+    clause, parameters = where.sql()
+    rows = session.arrow(
+        f"SELECT t.thread, s.kind, s.name, s.ns FROM (SELECT * FROM single_wait {clause}) s"
+        " JOIN thread t ON s.pid = t.pid AND s.start_ns = t.start_ns AND s.tid = t.tid",
+        parameters,
+    )
+    return SingleWaits(rows)
 
 
 def ended_by(

@@ -5,6 +5,7 @@ Tables that queries may read:
 - `sample`, `activity` and `device_run` as in a chunk, with the columns `thread`, `process` and (not
   `activity`) `stack`: indices into the lists;
 - `usage` with the column `process`; `event` and `metric` as in a chunk;
+- `single_wait`: the waits among the rows of `span` (`single_waits`);
 - `process` and `thread`: the identity of each entry of the lists;
 - `leaf`: the index in `Session.functions` of each stack's innermost function, once
   `index_functions` was called.
@@ -36,6 +37,7 @@ from sonde.query.hidden_frames import bytes_needed, with_stand_in, without_frame
 from sonde.query.identities import OF_PROCESSES, OF_THREADS, Identities, identities
 from sonde.query.known_threads import Processes, Threads
 from sonde.query.probe_frames import without_probe_frames
+from sonde.query.single_waits import single_waits
 from sonde.query.user_frames import user_frames, waits_of_sonde
 
 _ROWS_AT_ONCE = 2_048
@@ -107,6 +109,9 @@ class Session:
             if "stack_id" in table.column_names:
                 table = _with_stack(table, tables["stack"], replacements, shown)
             self._connection.register(name, table)
+        single = single_waits(tables["span"])
+        self.hold(single.nbytes)
+        self._connection.register("single_wait", single)
         self._register_lists(found)
         self._functions_indexed = False
         self._user_code_indexed = False

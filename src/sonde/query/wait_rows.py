@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from sonde.model.answers import Wait
 from sonde.model.code import Frame
 from sonde.model.profile import ProfileKind
 from sonde.model.serving import ACCEPT_CALLS
+from sonde.model.wait_lengths import WaitLengths
 from sonde.query.columns import int64_column
 from sonde.query.kernel_threads import kernel_threads
 from sonde.query.known_threads import coded_texts
@@ -22,6 +23,7 @@ from sonde.query.own_frames import own_frame, own_frames
 from sonde.query.request_waits import wait_for_requests
 from sonde.query.row_sequence import RowSequence
 from sonde.query.session import Session
+from sonde.query.single_waits import SingleWaits, WaitKey
 
 IDLE_SHARE = 0.9
 """A thread counts as idle if one of its waits lasted this share of the recording or more."""
@@ -44,10 +46,11 @@ class Hint(NamedTuple):
 class WaitRows(RowSequence[Wait]):
     """Waits, the longest total first."""
 
-    def __init__(self, session: Session, rows: pa.Table) -> None:
+    def __init__(self, session: Session, rows: pa.Table, single: Callable[[], SingleWaits]) -> None:
         """`rows`: thread, kind, name, op, n, ns, max_ns, waker_tid, and stack (-1: none was taken)
-        of each."""
+        of each. `single`: reads those that are known one by one."""
         self._session = session
+        self._read_single = single
         self._known_hints: dict[int, Hint] = {}
         kinds, self.kind = coded_texts(rows.column("kind"))
         """Index in `kinds` of each; `reason` and `system_call` likewise."""
@@ -89,6 +92,27 @@ class WaitRows(RowSequence[Wait]):
     def is_kernel(self) -> Mask:
         """Whether each is of a thread of the kernel."""
         return self._session.threads.is_kernel[self.thread]
+
+    @cached_property
+    def single(self) -> SingleWaits:
+        """Those that are known one by one."""
+        return self._read_single()
+
+    def lengths(self, rows: Ints) -> list[WaitLengths]:
+        """The lengths of the single ones among each of these waits; `rows`: shape (waits,)."""
+        columns = (self.thread[rows], self.kind[rows], self.reason[rows])
+        return [
+            self.single.lengths(
+                [WaitKey(thread, self.kinds[kind].column_value, self.reasons[reason])]
+            )
+            for thread, kind, reason in zip(*(one.tolist() for one in columns), strict=True)
+        ]
+
+    def lengths_together(self, threads: Iterable[int], reason: str) -> WaitLengths:
+        """The lengths of the single times for which these threads were blocked for a reason.
+        `threads`: indices in `Session.threads`."""
+        kind = ProfileKind.OFF_CPU.column_value
+        return self.single.lengths(WaitKey(thread, kind, reason) for thread in threads)
 
     @cached_property
     def process(self) -> Ints:
@@ -206,6 +230,8 @@ class WaitRows(RowSequence[Wait]):
         of_sonde: bool,
     ) -> Wait:
         hint = self._hint_of(stack)
+        key = WaitKey(thread, self.kinds[kind].column_value, self.reasons[reason])
+        single = self.single.lengths([key])
         return Wait(
             thread=self._session.threads[thread],
             kind=self.kinds[kind],
@@ -220,4 +246,9 @@ class WaitRows(RowSequence[Wait]):
             hint_binary=hint.binary,
             location=hint.location,
             of_sonde=of_sonde,
+            single_count=single.count,
+            single_ns=single.ns,
+            single_p10_ns=single.p10_ns,
+            single_p50_ns=single.p50_ns,
+            single_p90_ns=single.p90_ns,
         )
