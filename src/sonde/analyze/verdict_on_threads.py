@@ -23,6 +23,7 @@ from sonde.analyze.thread_time import (
     locations,
     thread_time,
 )
+from sonde.analyze.wait_facts import wait_facts
 from sonde.model.causes import Bound, Cause
 from sonde.model.timeline import CopyDirection, Timeline, Total, TotalKind, parts_of
 from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
@@ -80,6 +81,7 @@ def verdict_on(
     whole = whole or max(window, time.waited + sum(ns.values()) if len(turns) > 1 else window)
     least = min(window, whole)
     behind_it = behind_io(timeline, totals, window) if on_host else BehindIo()
+    lengths = wait_facts(timeline, totals)
     causes = [
         CauseShare(
             key=cause,
@@ -96,6 +98,7 @@ def verdict_on(
                 *(kinds_of_io(timeline, totals, length) if on_host and cause == Cause.IO else ()),
                 *of_io.facts,
                 *behind.facts,
+                *lengths.get(cause, ()),
             ],
             culprit=of_io.culprit or behind.culprit,
             in_event_loop=of_io.in_event_loop,

@@ -64,6 +64,8 @@ CPU_ROWS = 5
 WAIT_ROWS = 5
 LENGTH_ROWS = 4
 """Of the rows of waits, those with a line on how long single ones are: the first that have one."""
+SCREEN_LINES = 25
+"""A summary that fits a screen of so many lines has fewer of these lines, so that it still does."""
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4
@@ -92,7 +94,9 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
     whole = where == EVERYTHING and info.host.get("whole_machine", True)
     lines = [_headline(info, processes, waits, "Whole machine" if whole else "Chosen processes")]
     lines += ["", *_on_cpu(info, processes, functions)]
-    lines += ["", *_waits(session, processes, waits, where)]
+    waited, lengths = _waits(session, processes, waits, where)
+    lines += ["", *waited]
+    ends = len(lines)
     if calls := queries.device_calls(session, where):
         lines += ["", *_device_calls(calls)]
     if runs := device_runs(session, where):
@@ -103,6 +107,10 @@ def render(session: Session, where: Where = EVERYTHING) -> str:
         lines += ["", *held]
     lines += ["", *_lost(info, queries.losses(session))]
     lines += _stack_ends(queries.stack_ends(session))
+    room = SCREEN_LINES - len(lines)
+    shown = sorted(lengths)[: LENGTH_ROWS if room < 0 else min(LENGTH_ROWS, room)]
+    for number in reversed(shown):
+        lines.insert(ends - len(waited) + number + 1, lengths[number])
     return "\n".join(map(one_line, lines))
 
 
@@ -304,7 +312,10 @@ _WAIT_HEAD = ("LONGEST WAITS", "off-CPU", "main reason", "in", "woken by", "run 
 _WAIT_WIDTHS = (25, -7, 13, 22, 14, -9)
 
 
-def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Where) -> list[str]:
+def _waits(
+    session: Session, processes: ProcessRows, waits: WaitRows, where: Where
+) -> tuple[list[str], dict[int, str]]:
+    """(the lines, by number of a line the one below it on how long single waits are)."""
     threads = len(session.threads)
 
     def having(rows: Mask) -> Mask:
@@ -331,7 +342,7 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
         (int(sonde.sum()), "of Sonde"),
     )
     if not len(ranked):
-        lines = ["LONGEST WAITS  none"]
+        lines, lengths = ["LONGEST WAITS  none"], {}
     else:
         shown, left = _alike(session, processes, waits, ranked)
         rows: list[_Row] = []
@@ -344,16 +355,12 @@ def _waits(session: Session, processes: ProcessRows, waits: WaitRows, where: Whe
         left_out = ((left, "more"), *left_out[1:])
         widths = grown([_WAIT_HEAD, *(row.cells for row in rows)], _WAIT_WIDTHS, WIDTH)
         below = " " * sum(abs(width) + 2 for width in widths[:2])
-        lines = columns([_WAIT_HEAD], widths)
-        described = 0
-        for cells, lengths in rows:
-            cut = (*cells[:3], fit_location(cells[3], widths[3]), *cells[4:])
-            lines += columns([cut], widths)
-            if lengths and described < LENGTH_ROWS:
-                described += 1
-                lines.append(below + lengths)
+        cut = [(*cells[:3], fit_location(cells[3], widths[3]), *cells[4:]) for cells, _ in rows]
+        lines = columns([_WAIT_HEAD, *cut], widths)
+        lengths = {at: below + row.lengths for at, row in enumerate(rows, 1) if row.lengths}
     folded = [f"{count:,} {what}" for count, what in left_out if count > 0]
-    return [*lines, f"  threads not shown: {', '.join(folded)}"] if folded else lines
+    lines += [f"  threads not shown: {', '.join(folded)}"] if folded else []
+    return lines, lengths
 
 
 def _ranked(session: Session, processes: ProcessRows, waits: WaitRows, shown: Mask) -> Ints:

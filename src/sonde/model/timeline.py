@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from sonde.model.other_threads import OtherThreads, no_other_threads
 from sonde.model.peers import Peer
 from sonde.model.single_runs import SingleRuns, no_single_runs
+from sonde.model.single_waits import SingleWaitKey
 from sonde.model.timeline_kinds import (
     Activity,
     CallKind,
@@ -399,6 +400,10 @@ class Timeline:
     """By track: whom its thread waited for in sockets, by a sample of such waits."""
     clients: Mapping[int, int] = field(default_factory=dict)
     """By track: how often, in that sample, it waited for what others who connected ask next."""
+    single_waits: Mapping[SingleWaitKey, I64] = field(default_factory=dict)
+    """The lengths in ns of the waits that are known one by one; not of a trace."""
+    tcp_waits: frozenset[SingleWaitKey] = frozenset()
+    """Those that mostly are for TCP connections, within a call that reads or writes one."""
     written_bytes: Mapping[int, int] = field(default_factory=dict)
     """By pid: what it wrote to files on block devices, where known."""
     pools: Sequence[Pool] = ()

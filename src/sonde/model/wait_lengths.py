@@ -53,7 +53,7 @@ def lengths_of(ns: Iterable[int]) -> WaitLengths:
 def lengths_text(count: int, ns: int, single: WaitLengths) -> str:
     """How long waits are: `single` ones by their distribution, the rest by their mean; '' where
     nothing is known beyond their sum. `count`, `ns`: of all of them that ended."""
-    if count <= 1:
+    if max(count, single.count) <= 1:
         return ""
     parts = []
     if single.count and single.ns >= LEAST_PART * ns:

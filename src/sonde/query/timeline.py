@@ -58,6 +58,7 @@ from sonde.query.thread_totals import totals_of
 from sonde.query.timed_windows import SINGLE, window_of, windows_ns
 from sonde.query.traced_requests import slowest_requests
 from sonde.query.validation import frame_count
+from sonde.query.wait_groups import single_waits_of
 
 _DIRECTIONS = {name: int(code) for name, code in DIRECTIONS.items()}
 _CALL_KIND_OF_RUN = {kind: int(code) for kind, code in CALL_KIND_OF_RUN.items()}
@@ -127,13 +128,15 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     set_owners(naming, tracks, frames, tables["sample"])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _joined(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
+    states = _states(naming, tracks, frames, spans.filter(pc.or_(blocked, runqueue)))
+    single_waits, tcp_waits = single_waits_of(tracks, frames, spans.filter(blocked))
     return Timeline(
         names=naming.names,
         tracks=naming.tracks,
         device=device,
         calls=_joined(calls, launches),
         windows_ns=windows_ns(traced, window[all_timed], *times),
-        states=_states(naming, tracks, frames, spans.filter(pc.or_(blocked, runqueue))),
+        states=states,
         samples=_samples(naming, tracks, frames, tables["sample"]),
         counters=device_counters(tables["metric"]),
         device_ids=device_ids(tables["metric"]),
@@ -152,6 +155,8 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         thread_callers=thread_callers,
         peers=peers_of(tracks, tables["activity"]),
         clients=clients_of(tracks, tables["activity"]),
+        single_waits=single_waits,
+        tcp_waits=tcp_waits,
         written_bytes=_written_bytes(tables["usage"]),
         pools=pools,
         requests=requests,
