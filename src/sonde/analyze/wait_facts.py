@@ -17,7 +17,7 @@ from sonde.model.timeline import Timeline, Total, TotalKind, WaitDetail
 from sonde.model.wait_lengths import lengths_of, lengths_text
 
 OF_CAUSE = 0.8
-"""Waits that are told apart by thread and reason alone count for a cause that has this share of
+"""Waits that only thread and reason distinguish count for a cause that has this share of
 their time, or more."""
 ACKNOWLEDGED_NS = (39_000_000, 52_000_000)
 """Waits of this length may be for a delayed acknowledgement: Linux delays one by 40 ms at least,

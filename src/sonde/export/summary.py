@@ -65,7 +65,7 @@ WAIT_ROWS = 5
 LENGTH_ROWS = 4
 """Of the rows of waits, those with a line on how long single ones are: the first that have one."""
 SCREEN_LINES = 25
-"""A summary that fits a screen of so many lines has fewer of these lines, so that it still does."""
+"""A summary that fits a screen of this height has fewer of these lines, so that it still does."""
 DEVICE_ROWS = 4
 LOSS_ROWS = 3
 MEMORY_ROWS = 4

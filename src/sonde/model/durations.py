@@ -16,5 +16,5 @@ def duration(ns: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number that is not less than 0.9995, with three significant digits."""
+    """A `value` that is not less than 0.9995, with three significant digits."""
     return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"

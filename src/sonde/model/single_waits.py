@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class SingleWaitKey(NamedTuple):
-    """By what they are told apart."""
+    """What distinguishes them."""
 
     track: int
     """Of the thread, an index into `Timeline.tracks`."""
