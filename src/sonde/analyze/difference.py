@@ -53,6 +53,8 @@ class ChangeKind(StrEnum):
     """CPU time in the function and in what it called."""
     RUN = "run"
     """Wall time or CPU time of the whole run."""
+    WAIT = "wait"
+    """Time in which threads were blocked, all together, for one reason in one function."""
 
 
 class Unit(StrEnum):
@@ -90,6 +92,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """The time of one record, all its threads together; of several, the median."""
+
+    wall_ns: int
+    cpu_ns: int
+    blocked_ns: int
+    """In waits that are compared: without those for requests."""
+
+
+@dataclass(frozen=True, slots=True)
 class Difference:
     """The changes: those of the whole unit (step, or wall and CPU time) first, then the costliest;
     of whole runs, certain ones before others."""
@@ -99,6 +111,10 @@ class Difference:
     """The length of one unit."""
     after_ns: float
     changes: tuple[Change, ...]
+    waits: tuple[Change, ...] = ()
+    """Those of waits (`wait_difference`), certain ones first, then the largest."""
+    spent: tuple[Spent, Spent] | None = None
+    """The time before and after; None: not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +378,7 @@ def _causes(a: _Side, b: _Side) -> list[Change]:
 def _functions(a: _Side, b: _Side) -> list[Change]:
     changes = []
     nothing = (0.0, 0)
-    whole = sum(ns for ns, _ in a.functions.values()) or 1.0
+    whole = next(filter(None, (sum(ns for ns, _ in one.functions.values()) for one in (a, b))), 1.0)
     compared = [
         name
         for name in a.functions.keys() | b.functions.keys()
@@ -384,6 +400,8 @@ def _functions(a: _Side, b: _Side) -> list[Change]:
     return changes
 
 
-def regressions(difference: Difference, above: float) -> list[Change]:
-    """Certain changes that cost more than `above` of the whole (0.03: 3 %)."""
-    return [one for one in difference.changes if one.certain and one.cost > above and one.after > 0]
+def regressions(difference: Difference, above: float, waits: bool = False) -> list[Change]:
+    """Certain changes that cost more than `above` of the whole (0.03: 3 %); with `waits` those of
+    waits, too."""
+    every = (*difference.changes, *(difference.waits if waits else ()))
+    return [one for one in every if one.certain and one.cost > above and one.after > 0]

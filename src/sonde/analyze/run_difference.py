@@ -110,7 +110,7 @@ def are_pairs(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> bo
 def _exact(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
     was, now = median(before), median(after)
     cost = now / was - 1 if was else 0.0
-    return Change(ChangeKind.RUN, name, was, now, cost, certain=_separate(before, after))
+    return Change(ChangeKind.RUN, name, was, now, cost, certain=separate(before, after))
 
 
 def _paired(name: str, before: Sequence[float], after: Sequence[float]) -> Change:
@@ -144,7 +144,7 @@ def _wall(before: Sequence[RecordedRun], after: Sequence[RecordedRun]) -> Change
     return Change(ChangeKind.RUN, "wall time", was, now, cost, certain)
 
 
-def _separate(before: Sequence[float], after: Sequence[float]) -> bool:
+def separate(before: Sequence[float], after: Sequence[float]) -> bool:
     """Whether every run after lies on the same side of every run before."""
     return max(before) < min(after) or max(after) < min(before)
 
@@ -188,7 +188,7 @@ def _functions(
             apart = [other - one for one, other in zip(olds, news, strict=True)]
             was, change_ns, differs = median(olds), fmean(apart), differ(apart)
         else:
-            was, differs = median(olds), _separate(olds, news)
+            was, differs = median(olds), separate(olds, news)
             change_ns = median(news) - was
         sampled = abs(change_ns) > least * math.hypot(_deviation(old), _deviation(new))
         cost = change_ns / cpu_ns

@@ -14,7 +14,6 @@ from sonde.errors import CaptureError, UsageError
 from sonde.export.layout import one_line
 
 if TYPE_CHECKING:
-    from sonde.analyze.difference import Difference
     from sonde.analyze.run_difference import RecordedRun
 
 EXAMPLE = """\
@@ -27,6 +26,10 @@ Compared is the cost of the same work: of a step where both have steps; of the w
 were recorded with `sonde record -- CMD` to the end; of a call that waits for the device. Otherwise
 times per second are shown, but --fail-above refuses to judge (exit code 2). Only changes beyond the
 noise of sampling count, and only what costs more than the given share.
+
+Where threads waited is shown beside: how long all of them together were blocked, by function and
+reason, without waits for the next request. --fail-above judges that with --waits alone: a program
+that waits less may well compute more.
 
 On a busy machine record both sides at the same time on the same CPU (taskset -c 0 CMD), eight
 times: other programs then slow both alike, and each pair (the first A with the first B, and so on)
@@ -61,6 +64,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="SHARE",
         help="exit code 1 if it got worse by more: 3%%",
     )
+    parser.add_argument(
+        "--waits",
+        action="store_true",
+        help="--fail-above also judges how long threads were blocked, by function and reason",
+    )
     parser.add_argument("--json", action="store_true", help="for scripts")
     parser.set_defaults(run=run)
 
@@ -71,12 +79,15 @@ def run(args: argparse.Namespace) -> int:
 
     before, after = (open_timeline([path]) for path in (args.before, args.after))
     from sonde.analyze.difference import Unit, Unlike, compare, regressions, unlike
+    from sonde.analyze.run_difference import are_pairs, compare_runs
+    from sonde.analyze.wait_difference import recorded, with_waits
     from sonde.export import difference as text
 
     found = compare(before, after)
     every = ([args.before, *args.more_before], [args.after, *args.more_after])
-    if found.per != Unit.STEP:
-        found = _of_runs(*every) or found
+    paired = False
+    if found.per != Unit.STEP and (runs := _runs(*every)):
+        found, paired = compare_runs(*runs), are_pairs(*runs)
     if found.per != Unit.RUN and (args.more_before or args.more_after):
         raise UsageError(
             "several files of one side are compared only where each is of a whole run",
@@ -96,12 +107,19 @@ def run(args: argparse.Namespace) -> int:
             " worse",
             "Record a whole run of the same work each time: sonde record -- CMD.",
         )
-    failed = regressions(found, above) if above is not None else []
+    was, now = [recorded(before)], [recorded(after)]
+    del before, after
+    was += [recorded(open_timeline([path])) for path in args.more_before]
+    now += [recorded(open_timeline([path])) for path in args.more_after]
+    found = with_waits(found, was, now, paired)
+    failed = regressions(found, above, args.waits) if above is not None else []
     notes = differs.notes
     if args.json:
-        print(text.to_json(found.per, found.changes, failed, above, notes))
+        print(
+            text.to_json(found.per, found.changes, failed, above, notes, found.waits, found.spent)
+        )
     else:
-        print(text.render(found.per, found.changes))
+        print(text.render(found.per, found.changes, found.waits, found.spent))
         for note in notes:
             print(f"note: {one_line(note)}")
         for line in text.worse(found.per, failed):
@@ -111,15 +129,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _of_runs(before: Sequence[Path], after: Sequence[Path]) -> Difference | None:
-    """The comparison of whole runs; None where one of the files is no recording of one."""
+def _runs(before: Sequence[Path], after: Sequence[Path]) -> list[list[RecordedRun]]:
+    """The whole runs before and after; none where one of the files is no recording of one."""
     sides = [[_recorded_run(path) for path in side] for side in (before, after)]
     runs = [[run for run in side if run is not None] for side in sides]
-    if runs != sides:
-        return None
-    from sonde.analyze.run_difference import compare_runs
-
-    return compare_runs(*runs)
+    return runs if runs == sides else []
 
 
 def _recorded_run(path: Path) -> RecordedRun | None:
