@@ -72,10 +72,23 @@ def test_what_nobody_reads_in_a_terminal_is_not_written_to_one(report, monkeypat
         ("speedscope", ".speedscope.json", b'{"$schema"'),
     ],
 )
-def test_the_rest_goes_to_a_file_beside_the_capture(report, capture, name, suffix, begin):
-    code, out, err = report("--format", name)
+def test_the_rest_goes_to_a_file_beside_the_capture_or_to_who_reads(
+    capture, tmp_path_factory, name, suffix, begin
+):
+    """Beside it where nobody reads standard output; a pipe or a file there gets it."""
+    command = [sys.executable, "-m", "sonde", "report", str(capture), "--format", name]
+    piped = subprocess.run(command, capture_output=True)
+    assert (piped.returncode, piped.stderr) == (0, b"")
+    assert piped.stdout.startswith(begin)
+    redirected = tmp_path_factory.mktemp("elsewhere") / "out"
+    with redirected.open("wb") as out:
+        assert subprocess.run(command, stdout=out).returncode == 0
+    assert redirected.read_bytes().startswith(begin)
+    assert [p.name for p in capture.parent.iterdir()] == ["run.sonde"]
+
+    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     path = capture.with_suffix(suffix)
-    assert (code, out, err) == (0, "", f"{path}\n")
+    assert (done.returncode, done.stderr) == (0, f"{path}\n")
     assert path.read_bytes().startswith(begin)
     assert [p.name for p in sorted(capture.parent.iterdir())] == sorted([path.name, "run.sonde"])
 

@@ -8,7 +8,9 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import os
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -61,6 +63,7 @@ examples:
   sonde report run.sonde
   sonde report run.sonde --format flamegraph            writes run.html
   sonde report run.sonde --format html --metric off-cpu --pid 4211 -o waits.html
+  sonde report run.sonde --format pprof > run.pb.gz     a pipe or a file gets every format
   sonde report run.sonde --format html --hide native    Python alone
   ssh node cat run.sonde | sonde report - --format folded
   sonde report run.sonde --format pprof --lines          with inlined functions and source lines
@@ -170,8 +173,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-o",
         "--output",
         metavar="OUT",
-        help="where to write; - for standard output (default: FILE with another suffix for html, "
-        "pprof and speedscope, else standard output)",
+        help="where to write; - for standard output (default: standard output; of html, pprof and "
+        "speedscope, where that is a terminal, FILE with another suffix)",
     )
     parser.set_defaults(run=run)
 
@@ -238,7 +241,7 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
     """The file to write, None for standard output."""
     from sonde.input_files import own_descriptor
 
-    piped = own_descriptor(args.file) is not None
+    piped = own_descriptor(args.file) is not None or _is_taken()
     if args.output == "-" or (args.output is None and (piped or not chosen.suffix)):
         if chosen.suffix and sys.stdout.isatty():
             is_binary = chosen.suffix == ".pb.gz"
@@ -252,6 +255,15 @@ def _output(args: argparse.Namespace, chosen: _Format) -> Path | None:
         if output.samefile(args.file):
             raise UsageError(f"{output} is the capture itself", "name another file with -o")
     return output
+
+
+def _is_taken() -> bool:
+    """Whether standard output is a pipe or a file: then somebody wants there what is written."""
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):  # closed, or none of the system's
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _explained(args: argparse.Namespace, unused: Collection[str]) -> tuple[Capture, Explained]:
