@@ -22,6 +22,7 @@ from sonde.cli.named_processes import (
     thread_note,
     with_running,
 )
+from sonde.cli.terminal_lines import for_terminal
 from sonde.errors import CaptureError, MissingDependency, UsageError
 from sonde.export.layout import one_line
 from sonde.input_files import path_or_input
@@ -138,9 +139,9 @@ def run(args: argparse.Namespace) -> int:
         print(verdict.several_to_json(documents))
     elif len(explained) > 1:
         parts = [f"{head}\n{verdict.render(it, args.steps)}" for head, _, it in explained]
-        print("\n\n".join([*parts, _EACH]))
+        print(for_terminal("\n\n".join([*parts, _EACH])))
     else:
-        print(verdict.render(explained[0][2], args.steps))
+        print(for_terminal(verdict.render(explained[0][2], args.steps)))
     return 0
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sonde.cli.named_processes import process_name
+from sonde.cli.terminal_lines import for_terminal
 from sonde.errors import (
     CommandNotFound,
     MissingDependency,
@@ -401,11 +402,11 @@ def _print_result(args: argparse.Namespace, path: Path, live: Live, child: Child
 
     capture = read(path)
     before_bytes = capture.budget.held_bytes if capture.budget is not None else 0
-    print(summary.render(Session(capture)), flush=True)
+    print(for_terminal(summary.render(Session(capture))), flush=True)
     if capture.budget is not None:  # the summary's memory is free again
         capture.budget.hold(before_bytes - capture.budget.held_bytes)
     more = f"`sonde report {path} --format html -o report.html`"
     if text := verdict.headline_or_why(verdicts.of_capture(capture)):
-        print(f"\n{text}")
+        print(f"\n{for_terminal(text)}")
         more = f"`sonde explain {path}`, {more}"
     print(f"\n{path}: more with {more}")

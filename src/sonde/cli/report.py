@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gc
 import importlib
+import io
 import os
 import shlex
 import stat
@@ -17,9 +18,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sonde.cli.named_processes import Recorded, pids_in_record, process_name, with_running
+from sonde.cli.terminal_lines import for_terminal
 from sonde.errors import CaptureError, MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
 from sonde.input_files import path_or_input
@@ -220,7 +222,7 @@ def _report(args: argparse.Namespace) -> int:
         more["explained"] = explained
     write = partial(exporter.write, session, kinds=kinds, where=_where(args, session), **more)
     if output is None:
-        _to_standard_output(write)
+        _to_standard_output(partial(_in_lines, write) if args.format == "summary" else write)
         return 0
     from sonde.private_files import replacing
 
@@ -377,6 +379,13 @@ def _where(args: argparse.Namespace, session: Session) -> Where:
             f"choose a range within its {info.duration_ns / 1e9:.1f} s",
         )
     return Where(pids=pids, start_ns=start_ns, end_ns=end_ns)
+
+
+def _in_lines(write: Callable[..., None], out: BinaryIO) -> None:
+    """Write a text as lines that fit the terminal."""
+    text = io.BytesIO()
+    write(out=text)
+    out.write(for_terminal(text.getvalue().decode()).encode())
 
 
 def _to_standard_output(write: Callable[..., None]) -> None:

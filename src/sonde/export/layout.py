@@ -18,6 +18,8 @@ _NUMBER: Final = re.compile(r" \([0-9]{1,10}\)(?: \+[0-9,]{1,13})?$")
 """Of a process or a thread, behind its name; and how many others are like it."""
 _LEAST_OF_NAME: Final = 5
 """Cells of a name before its number, the mark of what was cut included."""
+_DEEPER: Final = 4
+"""Cells by which the further lines of a wrapped one begin deeper."""
 
 
 def size(count_bytes: float) -> str:
@@ -77,6 +79,30 @@ def fit(text: str, width: int) -> str:
             tail = (width - 1) // 3
             text = text[: width - 1 - tail] + "…" + text[len(text) - tail :]
     return text + " " * (width - width_of(text))
+
+
+def wrapped(text: str, width: int) -> str:
+    """Text whose lines take at most `width` cells, as far as they have spaces: what is beyond goes
+    to further lines, four cells deeper than the first."""
+    return "\n".join(part for line in text.split("\n") for part in _wrapped(line, width))
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + _DEEPER)
+    if len(indent) >= width // 2:
+        return [line]
+    parts = []
+    while width_of(line) > width:
+        end = len(_beginning(line, width + 1))
+        start = len(line) - len(line.lstrip())
+        at = line.rfind(" ", start, end)
+        if at < 0:  # a word that is wider
+            at = line.find(" ", end)
+            if at < 0:
+                break
+        parts.append(line[:at].rstrip())
+        line = indent + line[at:].strip()
+    return [*parts, line]
 
 
 def fit_name(text: str, width: int) -> str:
