@@ -101,6 +101,22 @@ def test_output_goes_where_the_flag_names(report, tmp_path):
     assert report("--format", "speedscope", "-o", "-")[1].startswith("{")
 
 
+def test_single_waits_are_read_for_their_lengths(report, tmp_path):
+    writer = scene()
+    key = {"pid": 4211, "start_ns": 4211 * 10_000_000}
+    writer.single_waits(key, 4211, "futex", [10.0, 10.0, 12.0, 14.0, 14.0] * 64)
+    path = writer.write(tmp_path / "single.sonde")
+    found = json.loads(report("--format", "json", file=path)[1])["waits"]
+    (wait,) = (one for one in found if one["single_count"])
+    assert (wait["reason"], wait["kind"], wait["single_count"]) == ("futex", "off-cpu", 320)
+    lengths = [wait[f"single_{name}_ns"] / 1e6 for name in ("p10", "p50", "p90")]
+    assert lengths == [10, 12, 14]
+    assert wait["single_ns"] == 3_840_000_000
+    assert "320 × 12.0 ms (10.0–14.0 ms)\n" in report("--format", "summary", file=path)[1]
+    late = report("--format", "json", "--from", "2", file=path)[1]
+    assert not [one for one in json.loads(late)["waits"] if one["single_count"]]
+
+
 def test_metric_and_pid_choose(report):
     _, out, _ = report("--format", "folded", "--metric", "run-queue", "--pid", "5000")
     assert out == "cc1 <\"&'>;_start;(preempted) 3000000\n"
