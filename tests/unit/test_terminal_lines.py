@@ -40,7 +40,7 @@ def test_nothing_is_lost() -> None:
 
 
 def printed(arguments: list[str], columns: int | None) -> str:
-    """What a command prints on a terminal of so many columns; None: into a pipe."""
+    """What a command prints on a terminal with these `columns`; None: into a pipe."""
     command = [sys.executable, "-m", "sonde", *arguments]
     if columns is None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout
