@@ -30,7 +30,8 @@ class Page:
 
     def __init__(self, driver: WebDriver, path: Path) -> None:
         self.driver = driver
-        driver.get_log("browser")  # What another page logged is not this one's.
+        log: Callable[[str], object] = driver.get_log
+        log("browser")  # What another page logged is not this one's.
         driver.get(f"file://{path}")
         self.wait(lambda _: self.js("return document.body.dataset.ready") == "true")
 
