@@ -401,69 +401,99 @@ def _owners(stacks: _Stacks, kind: U8) -> U8:
     return owner
 
 
+class _Code(NamedTuple):
+    """What frames of one kind, function, binary, file and origin share: see `_FrameColumns`."""
+
+    kind: int
+    call: int
+    in_python_queue: bool
+    serving: int
+    service: int
+    is_python: bool
+    puts: bool
+    function: int
+    is_function: bool
+    pool: int
+    library_pool: int
+    is_yield: bool
+    place: str
+    """The location, of Python without the line; '' none."""
+
+
+_COLUMN_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("kind", "call", "serving", "pool", "library_pool"), np.uint8),
+    **dict.fromkeys(("service", "function"), np.int32),
+    **dict.fromkeys(("in_python_queue", "is_python", "puts", "is_function", "is_yield"), np.bool_),
+}
+_UNKNOWN = _Code(0, 0, False, 0, -1, False, False, -1, False, 0, 0, False, "")
+
+
 def _frame_columns(frame: pa.Table) -> _FrameColumns:
-    count = frame.num_rows
-    kinds = np.zeros(count + 1, np.uint8)
-    calls = np.zeros(count + 1, np.uint8)
-    location_of = np.full(count + 1, -1, np.int32)
-    function_of = np.full(count + 1, -1, np.int32)
-    is_function = np.zeros(count + 1, np.bool_)
-    in_python_queue = np.zeros(count + 1, np.bool_)
-    serving = np.zeros(count + 1, np.uint8)
-    is_python = np.zeros(count + 1, np.bool_)
-    puts = np.zeros(count + 1, np.bool_)
-    service_of = np.full(count + 1, -1, np.int32)
     services = {ACCEPTS: 0}
-    pool = np.zeros(count + 1, np.uint8)
-    library_pool = np.zeros(count + 1, np.uint8)
-    is_yield = np.zeros(count + 1, np.bool_)
-    locations: dict[str, int] = {}
     functions: dict[tuple[str, str], int] = {}
-    known: dict[tuple[str, ...], tuple[int, int, bool, int]] = {}
-    """Kind, call, whether it is Python's queue, and role, by what frames of a function share."""
-    names = ("kind", "function", "binary", "file", "origin")
-    columns = (frame.column(name).to_pylist() for name in names)
-    rows = enumerate(zip(*columns, strict=True))
-    lines = frame.column("line").to_pylist()
-    for row, of in rows:
-        kind, function, binary, file, _ = of
-        if (found := known.get(of)) is None:
-            found = known[of] = _code_of(*of)
-        kinds[row], calls[row], in_python_queue[row], serving[row] = found
-        if serving[row] in _TAKES and takes_requests(file):
-            service_of[row] = services.setdefault(file, len(services))
-        location = ""
-        if kind == "python":
-            is_python[row] = True
-            puts[row] = is_put(file, function)
-            function_of[row] = functions.setdefault((function, file), len(functions))
-            is_function[row] = function != "<module>"
-            location = f"{function} {file}:{lines[row]}" if file else ""
+
+    def code_of(kind: str, function: str, binary: str, file: str, origin: str) -> _Code:
+        found = _code_of(kind, function, binary, file, origin)
+        is_python, is_machine_code = kind == "python", kind in _MACHINE_CODE
+        service = -1
+        if found[3] in _TAKES and takes_requests(file):
+            service = services.setdefault(file, len(services))
+        place = ""
+        if is_python:
+            place = f"{function} {file}:" if file else ""
         elif found[0] in (CodeKind.OWN_NATIVE, CodeKind.CPU_KERNEL):
-            location = function
-        if kind in _MACHINE_CODE:
-            pool[row] = pool_that_spins(binary, function)
-            library_pool[row] = pool_of_library(binary)
-        is_yield[row] = kind != "python" and function in YIELDS
-        if location:
-            location_of[row] = locations.setdefault(location, len(locations))
+            place = function
+        return _Code(
+            *found,
+            service=service,
+            is_python=is_python,
+            puts=is_python and is_put(file, function),
+            function=functions.setdefault((function, file), len(functions)) if is_python else -1,
+            is_function=is_python and function != "<module>",
+            pool=pool_that_spins(binary, function) if is_machine_code else 0,
+            library_pool=pool_of_library(binary) if is_machine_code else 0,
+            is_yield=not is_python and function in YIELDS,
+            place=place,
+        )
+
+    codes: list[_Code] = []
+    numbers: dict[tuple[str, ...], int] = {}
+    of_row = []
+    names = ("kind", "function", "binary", "file", "origin")
+    for row in zip(*(frame.column(name).to_pylist() for name in names), strict=True):
+        if (number := numbers.get(row)) is None:
+            number = numbers[row] = len(codes)
+            codes.append(code_of(*row))
+        of_row.append(number)
+    codes.append(_UNKNOWN)
+    code = np.array([*of_row, len(codes) - 1], np.int64)
+    location, locations = _places(codes, code, np.append(frame.column("line").to_numpy(), 0))
     return _FrameColumns(
-        kind=kinds,
-        call=calls,
-        location=location_of,
-        locations=list(locations),
-        function=function_of,
-        is_function=is_function,
-        in_python_queue=in_python_queue,
-        serving=serving,
-        service=service_of,
+        **{
+            name: np.array([getattr(one, name) for one in codes], kind)[code]
+            for name, kind in _COLUMN_TYPES.items()
+        },
+        location=location,
+        locations=locations,
         services=[*services],
-        is_python=is_python,
-        pool=pool,
-        library_pool=library_pool,
-        is_yield=is_yield,
-        puts=puts,
     )
+
+
+def _places(codes: list[_Code], code: I64, line: I64) -> tuple[I32, list[str]]:
+    """(index of the location of each frame, -1 none; the locations, as they appear first)."""
+    is_python = np.array([one.is_python for one in codes])[code]
+    # One number for what has the same location: the code, and of Python the line, of 32 bits.
+    both = code << 32 | np.where(is_python, line, 0).astype(np.int64)
+    _, firsts, number = np.unique(both, return_index=True, return_inverse=True)
+    locations: dict[str, int] = {}
+    found = np.full(len(firsts), -1, np.int32)
+    for at in np.argsort(firsts).tolist():
+        row = firsts[at]
+        one = codes[code[row]]
+        if one.place:
+            place = f"{one.place}{line[row]}" if one.is_python else one.place
+            found[at] = locations.setdefault(place, len(locations))
+    return found[number], [*locations]
 
 
 def _code_of(
