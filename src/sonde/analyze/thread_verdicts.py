@@ -52,6 +52,9 @@ THREADS = 3
 """At most this many threads get a verdict."""
 LAUNCHING = 16
 """At most this many threads that launch are compared, for whether they launch in turns."""
+PRESENT = 0.05
+"""Of the recorded time: where nobody was chosen, a thread that is there for less decides nothing, also
+if it alone called a device, as a test does for a second in an hour of a machine."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 TURNS = 0.05
@@ -108,6 +111,9 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
         asked[track] += 0 if track in own or track in beside else count * LAUNCH_NS
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, track) for track, ns in asked.items() if ns), reverse=True)
+    if not timeline.chosen and exact is None:
+        there = {track: sum(one.ns for one in by_track[track]) for _, track in ranked}
+        ranked = [one for one in ranked if max(one[0], there[one[1]]) >= PRESENT * window]
     if not ranked:
         return _without_device(timeline, by_track, window)
     chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_CALLS * max(ranked)[0]]
