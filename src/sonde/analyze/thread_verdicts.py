@@ -53,8 +53,8 @@ THREADS = 3
 LAUNCHING = 16
 """At most this many threads that launch are compared, for whether they launch in turns."""
 PRESENT = 0.05
-"""Of the recorded time: where nobody was chosen, a thread that is there for less decides nothing, also
-if it alone called a device, as a test does for a second in an hour of a machine."""
+"""Of the recorded time: where nobody was chosen, a thread that is there for less decides nothing,
+also if it alone called a device, as a test does for a second in an hour of a machine."""
 LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 TURNS = 0.05
