@@ -12,6 +12,40 @@ from sonde.model.causes import Bound, Cause
 from sonde.recording.timelines import open_timeline
 from training_capture import MS, on_cpu, shares, timed_runs
 
+
+def test_a_recorder_of_the_whole_machine_and_its_children_are_not_asked_about(
+    writer, key, verdicts
+):
+    """They wait on sockets of each other all the time, beside a job that works a little."""
+    loop = writer.stack(("sleep_until", "[python]", "agent/event_loop.py", 142, "python"))
+    for pid, parent in ((7, 1), (8, 7)):
+        own = writer.process(pid, "sonde", ppid=parent)
+        writer.wait(own, pid, "poll", 4.0, count=80, stack=loop)
+        writer.on_cpu(own, pid, loop, 80)
+    on_cpu(writer, key, 0.5, "main", "step")
+
+    def asked_about():
+        return {one.device_name.partition(" ")[0] for one in verdicts()}
+
+    assert asked_about() == {"sonde", "train"}
+    writer.host = {"whole_machine": True, "recorder": 7}
+    assert asked_about() == {"train"}
+    for host in ({"whole_machine": False, "recorder": 7}, {"recorder": "7"}, {"recorder": 99}):
+        writer.host = {"whole_machine": True, **host}
+        assert asked_about() == {"sonde", "train"}
+
+
+def test_a_test_that_calls_a_device_for_a_moment_decides_nothing(writer, key, explained):
+    test = writer.process(7, "pytest")
+    writer.calls(test, 7, "cuCtxSynchronize", count=9, seconds=0.1, op="sync")
+    writer.wait(test, 7, "sleep", 0.1)
+    on_cpu(writer, key, 4.0, "main", "step")
+    assert "train (42)" in explained().device_name
+
+    writer.wait(test, 7, "sleep", 0.2)
+    assert "pytest (7)" in explained().device_name
+
+
 LOADER = ("fetch", "[python]", "torch/utils/data/_utils/fetch.py", 49, "python")
 
 

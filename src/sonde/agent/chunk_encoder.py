@@ -49,5 +49,6 @@ class ChunkEncoder:
             "cpus": os.cpu_count() or 0,
             "hz": self._config.hz,
             "whole_machine": self._config.pids is None,
+            "recorder": os.getpid(),
             **({"program": dataclasses.asdict(self.program)} if self.program else {}),
         }

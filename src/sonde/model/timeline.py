@@ -448,6 +448,8 @@ class Timeline:
     """The interval that one sample sums up."""
     whole_machine: bool | None = None
     """Whether every process was recorded; None: not known, as of other tools' records."""
+    recorder: int = 0
+    """The process that recorded the whole machine, by pid; 0: none, or not known."""
     chosen: frozenset[int] = frozenset()
     """The processes that are asked about, by pid; none: all."""
     sources: Sequence[str] = ()
@@ -461,6 +463,8 @@ class Timeline:
     """The device of each track, -1 for threads; [-1] without tracks."""
     pid_of_track: I64 = field(init=False, repr=False, compare=False)
     """The process of each track; [0] without tracks."""
+    of_recorder: frozenset[int] = field(init=False, repr=False, compare=False)
+    """The pids of the recorder and of its children."""
     ended_ns: Mapping[tuple[int, int], int] = field(init=False, repr=False, compare=False)
     """By (track that waited, track of the thread that ended most of it): the waiting time that the
     latter ended, summed over the blocked ones of `totals`."""
@@ -481,8 +485,13 @@ class Timeline:
                 if one.name == "futex":
                     both = self.tracks[one.track].pid, self.tracks[one.waker_track].pid
                     futexes[both] = futexes.get(both, 0) + one.waker_ns
+        mine = [pid for pid in {one.pid for one in self.tracks} if self._is_recorders(pid)]
+        object.__setattr__(self, "of_recorder", frozenset(mine))
         object.__setattr__(self, "ended_ns", ended)
         object.__setattr__(self, "ended_futexes_ns", futexes)
+
+    def _is_recorders(self, pid: int) -> bool:
+        return self.recorder > 0 and self.recorder in (pid, *self.ancestors(pid))
 
     def ancestors(self, pid: int) -> Iterator[int]:
         """The parent of a process, its parent, and so on, as far as they are known."""
@@ -492,8 +501,10 @@ class Timeline:
             yield pid
 
     def is_chosen(self, track: int) -> bool:
-        """Whether a track is of a process that is asked about."""
-        return not self.chosen or self.tracks[track].pid in self.chosen
+        """Whether a track is of a process that is asked about: not of the recorder, unless it is
+        chosen."""
+        pid = self.tracks[track].pid
+        return pid in self.chosen if self.chosen else pid not in self.of_recorder
 
     @property
     def start_ns(self) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,6 +147,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         cpus=capture.info.cpus,
         scheduling=_scheduling(tables["event"]),
         whole_machine=capture.info.host.get("whole_machine") is not False,
+        recorder=_recorder(capture.info.host),
         others_on_cpu=_others_on_cpu(tables["event"]),
         busy_of=uses,
         totals=totals,
@@ -251,6 +253,11 @@ def _unread(info: CaptureInfo) -> str:
     if not parts:
         return ""
     return f"the capture is incomplete: left out are {', '.join(parts)}"
+
+
+def _recorder(host: Mapping[str, Any]) -> int:
+    found = host.get("recorder", 0)
+    return found if host.get("whole_machine") is True and isinstance(found, int) else 0
 
 
 def _parents(process: pa.Table) -> dict[int, int]:
