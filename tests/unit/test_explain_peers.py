@@ -182,6 +182,7 @@ def test_an_fsync_on_an_event_loop_has_advice_of_its_kind(writer, explained):
         ("read", "sock_read_iter", CauseDetail.SOCKETS, "look at what answers"),
         ("read", "ext4_file_read_iter", CauseDetail.NONE, "read and write in Ledger.commit"),
         ("file", "vfs_open", CauseDetail.FILES, "open, list and close files less often"),
+        ("poll", "do_poll", CauseDetail.EVENTS, "look at what is polled for in Ledger.commit"),
     ],
 )
 def test_advice_by_kind_of_io(writer, explained, reason, frame, detail, text):

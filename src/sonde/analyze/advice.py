@@ -180,6 +180,8 @@ OF_IO: Mapping[CauseDetail, str] = {
     CauseDetail.SOCKETS: "look at what answers{code}; else ask it less often, or keep what it "
     "answered",
     CauseDetail.PIPES: "look at the process at the other end of the pipe{in_code}",
+    CauseDetail.EVENTS: "look at what is polled for{in_code}: a time that is set, or what another "
+    "process is to send",
     CauseDetail.NONE: "read and write{in_code} in larger pieces, ahead, or in another thread; keep "
     "what was read",
 }

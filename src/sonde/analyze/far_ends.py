@@ -35,6 +35,7 @@ _DETAIL_OF: Final = {
     "sync to disk": CauseDetail.SYNC,
     "file": CauseDetail.FILES,
     "socket": CauseDetail.SOCKETS,
+    "poll": CauseDetail.EVENTS,
 }
 _OF_DETAIL: Final = {WaitDetail.PIPE: CauseDetail.PIPES, WaitDetail.SOCKET: CauseDetail.SOCKETS}
 

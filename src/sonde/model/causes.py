@@ -261,6 +261,8 @@ class CauseDetail(StrEnum):
     """I/O: for what is at the other end of connections."""
     PIPES = "pipes"
     """I/O: for what is at the other end of pipes."""
+    EVENTS = "events"
+    """I/O: in poll, for what is not known: a time, or what another process is to send."""
     PREEMPTED = "preempted"
     """Run queue: other threads had the CPU."""
     TEMPERATURE = "temperature"
