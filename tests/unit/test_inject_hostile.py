@@ -5,6 +5,7 @@ but counts of what was wrong comes of it, and it takes no longer."""
 from __future__ import annotations
 
 import fcntl
+import itertools
 import mmap
 import os
 import random
@@ -243,3 +244,28 @@ def test_programs_that_are_replaced_at_once_are_read_as_one_turn(memory, process
     assert len(batch.rows["device_run"]) <= RECORDS_A_SECOND
     assert replaced[0].ring.tail > 2 * replaced[1].ring.tail
     assert reader.losses["records_unread"] >= 20 * count - RECORDS_A_SECOND
+
+
+def test_one_users_rings_use_no_more_than_its_part_of_the_time(memory, process, monkeypatch):
+    """Where time is short, the rings of one user, all read before it, left another's unread."""
+    taken_s = itertools.count(0.0, 0.01)
+    monkeypatch.setattr("sonde.collect.device_records.time.thread_time", lambda: next(taken_s))
+    now_ns, count = time.monotonic_ns(), 4_000
+    os.pwrite(memory, state(head=count), abi.STATE_AT)
+    replaced = [
+        DeviceProcess(
+            process.memory, Ring(memory, 0), process.key, process.before, True,
+            OverheadController(0.01), abi.Request(0), party=party,
+        )
+        for party in (1, *[2] * 19)
+    ]  # fmt: skip
+    limits = {}
+    reader = RunReader()
+
+    def drained(which, _seen, _since, _now, _batch, limit, _turn):
+        limits.setdefault(which.party, []).append(limit)
+
+    monkeypatch.setattr(reader, "_drain", drained)
+    reader.drain_replaced(replaced, 0, now_ns, Batch())
+    assert min(limits[1]) > 0
+    assert min(limits[2]) == 0 < max(limits[2])

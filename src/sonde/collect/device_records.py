@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
@@ -150,16 +150,29 @@ class RunReader:
         }
         parties = {number: processes[number].party for number in seen}
         parts = shares(waiting, parties, turn.records)
-        began_s = time.thread_time()
-        for number in sorted(parts, key=lambda it: (parts[it], random.random())):
-            process, limit = processes[number], parts[number]
-            if time.thread_time() > began_s + turn.cpu_s:
-                limit = 0
-            try:
-                self._drain(process, seen[number], since_ns, now_ns, batch, limit, turn)
-            except OSError:
-                gone.append(number)
-        turn.cpu_s -= time.thread_time() - began_s
+        began_s = now_s = time.thread_time()
+        of_party_s = turn.cpu_s / max(1, len({*parties.values()}))
+        used_s: dict[int, float] = defaultdict(float)
+        order = sorted(parts, key=lambda it: (parts[it], random.random()))
+        behind: list[int] = []
+        """Of parties that have used their part of the time: read with what the others leave, or
+        many rings of one user would keep those of another from being read."""
+        for is_again, numbers in ((False, order), (True, behind)):
+            for number in numbers:
+                party = parties[number]
+                if not is_again and used_s[party] > of_party_s:
+                    behind.append(number)
+                    continue
+                limit = parts[number] if now_s <= began_s + turn.cpu_s else 0
+                try:
+                    self._drain(
+                        processes[number], seen[number], since_ns, now_ns, batch, limit, turn
+                    )
+                except OSError:
+                    gone.append(number)
+                before_s, now_s = now_s, time.thread_time()
+                used_s[party] += now_s - before_s
+        turn.cpu_s -= now_s - began_s
         return gone
 
     def _drain(
