@@ -112,8 +112,7 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
     window = max(1, timeline.end_ns - timeline.start_ns)
     ranked = sorted(((ns, track) for track, ns in asked.items() if ns), reverse=True)
     if not timeline.chosen and exact is None:
-        there = {track: sum(one.ns for one in by_track[track]) for _, track in ranked}
-        ranked = [one for one in ranked if max(one[0], there[one[1]]) >= PRESENT * window]
+        ranked = _present(ranked, by_track, runs, window)
     if not ranked:
         return _without_device(timeline, by_track, window)
     chosen = [track for ns, track in ranked[:THREADS] if ns >= LEAST_CALLS * max(ranked)[0]]
@@ -152,6 +151,20 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
             )
         )
     return verdicts
+
+
+def _present(
+    ranked: list[tuple[int, int]],
+    by_track: Mapping[int, Sequence[Total]],
+    runs: Mapping[int, Sequence[Total]],
+    window: int,
+) -> list[tuple[int, int]]:
+    """Of (what it asked a device for, thread): those that are there for long enough to decide."""
+    there: dict[int, int] = defaultdict(int)
+    for totals in (*by_track.values(), *runs.values()):
+        for one in totals:
+            there[one.track] += one.ns
+    return [one for one in ranked if max(one[0], there[one[1]]) >= PRESENT * window]
 
 
 def causes_of_threads(timeline: Timeline) -> dict[str, dict[Cause, CauseShare]]:

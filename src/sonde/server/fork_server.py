@@ -39,7 +39,8 @@ CHILDREN = {one.__name__: one.main for one in (question_child, open_recording)}
 IDLE_S = 300.0
 """Without a child and without a question."""
 _USED_LATER = (
-    *("importlib.readers", "importlib.resources.readers", "pyarrow.acero", "pyarrow.dataset"),
+    *("importlib.readers", "importlib.resources.readers", "numpy.ma"),
+    *("pyarrow.acero", "pyarrow.dataset"),
     *("sonde.analyze.bound", "sonde.analyze.merge", "sonde.export.packed"),
     *("sonde.export.stack_frames", "sonde.export.timeline_columns", "sonde.export.verdict"),
     *("sonde.query.capture", "sonde.query.queries", "sonde.query.run_columns"),
