@@ -12,30 +12,15 @@ libc, the interpreter) show nothing.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from sonde.model.call_kinds import kind_by_name
-from sonde.model.libraries import CodeKind, is_put, is_python_queue, kind_of_file, kind_of_native
-from sonde.model.serving import (
-    ACCEPTS,
-    CONNECTION_LOOPS,
-    ServingRole,
-    native_role,
-    python_role,
-    takes_requests,
-)
-from sonde.model.spinning import (
-    POOLS,
-    YIELDS,
-    SpinningPool,
-    pool_of_library,
-    pool_that_spins,
-)
+from sonde.model.libraries import CodeKind
+from sonde.model.serving import ACCEPTS, CONNECTION_LOOPS, ServingRole
+from sonde.model.spinning import POOLS, SpinningPool
 from sonde.model.timeline import (
     I32,
     I64,
@@ -46,14 +31,14 @@ from sonde.model.timeline import (
     ThreadOwner,
     is_one_of,
 )
+from sonde.query.frame_roles import CALL_KINDS, TAKES, FrameColumns, frame_columns
 
 ACTIVITIES: tuple[Activity, ...] = tuple(Activity)
 """The activity of each number in columns."""
 NUMBER_OF: dict[Activity, int] = {one: number for number, one in enumerate(ACTIVITIES)}
 """The number of each activity in columns."""
-_CALL_KINDS = tuple(CallKind)
 _OWNERS = tuple(ThreadOwner)
-"""Likewise of kinds of calls, and of owners of threads."""
+"""Likewise of owners of threads."""
 _ACTIVITY_OF_CALL = {
     CallKind.SYNC: Activity.DEVICE_WAIT,
     CallKind.COPY: Activity.COPY,
@@ -62,12 +47,7 @@ _ACTIVITY_OF_CALL = {
     CallKind.PIN: Activity.ALLOCATION,
     CallKind.BUILD: Activity.BUILD,
 }
-_DEVICE_FUNCTION = re.compile(r"^(cuda|cu|hip|cl|ze)[A-Z]\w*$")
-"""Names of the functions of device APIs."""
-_TAKES = (ServingRole.LOOP, ServingRole.HANDLES)
-_PYTHON_ROLES = (ServingRole.OTHER_PYTHON, ServingRole.WAITS, *_TAKES)
-_MACHINE_CODE = ("user", "inlined", "jit")
-"""Kinds of frames of a program's or a library's machine code."""
+_PYTHON_ROLES = (ServingRole.OTHER_PYTHON, ServingRole.WAITS, *TAKES)
 _BLOCK = 8_192
 """Stacks that are looked at together: their columns stay in a processor's cache."""
 _CPU_KINDS = (
@@ -136,38 +116,6 @@ class StackRoles:
         return file, self.location_of(entry).rpartition(":")[0]
 
 
-class _FrameColumns(NamedTuple):
-    """Of each row of the table of frames, and one more for unknown ones."""
-
-    kind: U8
-    """`CodeKind`."""
-    call: U8
-    """1 + the number in `_CALL_KINDS` of a function of a device API; 0 none."""
-    location: I32
-    """Index into `locations`; -1 none."""
-    locations: list[str]
-    function: I32
-    """A number for each Python function; -1 of other frames."""
-    is_function: Mask
-    """It is a Python function, not the code of a module."""
-    in_python_queue: Mask
-    """Machine code of CPython's `queue.SimpleQueue`: it waits with the calls that the GIL waits
-    with."""
-    is_python: Mask
-    puts: Mask
-    """It puts something into a queue that may be full."""
-    serving: U8
-    """`ServingRole`."""
-    service: I32
-    """Index into `services` of the file of code that takes or answers requests; -1 of other."""
-    services: list[str]
-    pool: U8
-    """1 + the number in `POOLS` of the pool whose threads wait in a function of machine code."""
-    library_pool: U8
-    """Likewise of the pool that a frame's library has."""
-    is_yield: Mask
-
-
 class _Stacks(NamedTuple):
     """The frames of all stacks, one after another, innermost first in each."""
 
@@ -209,7 +157,7 @@ def stack_roles(frame: pa.Table, flat: I32, parents: I32, stacks: int) -> StackR
     `frame`: the table; `flat`: the row in it of each frame of all stacks, innermost first, -1
     unknown; `parents`: the stack of each of these, ascending; `stacks`: the number of stacks.
     """
-    table = _frame_columns(frame)
+    table = frame_columns(frame)
     firsts = np.arange(0, max(1, stacks), _BLOCK)
     starts = np.append(np.searchsorted(parents, firsts), len(flat))
     blocks = []
@@ -229,7 +177,7 @@ def stack_roles(frame: pa.Table, flat: I32, parents: I32, stacks: int) -> StackR
     return StackRoles(**columns, locations=table.locations, services=table.services)
 
 
-def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRoles:
+def _roles_of(table: FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRoles:
     """The roles of some stacks. `flat`: the row of each of their frames."""
     parents = all_stacks.stack
     none = len(flat)  # the position that `innermost` has for none
@@ -257,7 +205,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     dispatches = in_framework & ~computes & ~called(CodeKind.STORAGE)
     dispatches &= np.isin(leaf_kind, (CodeKind.FRAMEWORK, CodeKind.DEVICE))
     calls = [
-        (in_device & (entry == 1 + _CALL_KINDS.index(one)) & ~compiles, activity)
+        (in_device & (entry == 1 + CALL_KINDS.index(one)) & ~compiles, activity)
         for one, activity in _ACTIVITY_OF_CALL.items()
     ]
     by_priority = [  # the first that applies
@@ -306,7 +254,7 @@ def _roles_of(table: _FrameColumns, flat: I32, all_stacks: _Stacks) -> StackRole
     )
 
 
-def _pools(stacks: _Stacks, table: _FrameColumns, flat: I32, innermost: I64) -> U8:
+def _pools(stacks: _Stacks, table: FrameColumns, flat: I32, innermost: I64) -> U8:
     """`StackRoles.pool`. `innermost`: the position of the innermost frame of each stack that shows
     what it does: libraries compute in other functions than those that wait, or wait by yielding.
     OpenMP's threads are MKL's where that called them."""
@@ -320,7 +268,7 @@ def _pools(stacks: _Stacks, table: _FrameColumns, flat: I32, innermost: I64) -> 
     return found
 
 
-def _for_room(stacks: _Stacks, table: _FrameColumns, flat: I32, in_queue: Mask) -> Mask:
+def _for_room(stacks: _Stacks, table: FrameColumns, flat: I32, in_queue: Mask) -> Mask:
     """Whether each stack waits for room: in a condition, below a function that puts something into
     a queue; or in that function itself, by a semaphore (`multiprocessing`)."""
     puts = table.puts[flat]
@@ -341,7 +289,7 @@ def _serves(stacks: _Stacks, role: U8) -> Mask:
     return found
 
 
-def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I32, Mask]:
+def _requests(stacks: _Stacks, table: FrameColumns, flat: I32) -> tuple[I32, I32, Mask]:
     """(index of the code that took the request of each stack, index of the location of the
     program's function that it called; -1 none; whether that one waits itself on a connection that
     it was given)."""
@@ -361,7 +309,7 @@ def _requests(stacks: _Stacks, table: _FrameColumns, flat: I32) -> tuple[I32, I3
     return service, np.append(table.location[flat], none)[entry], reads
 
 
-def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
+def _locations(stacks: _Stacks, table: FrameColumns, flat: I32, own: I64) -> I32:
     """Index of the location of each stack: of the innermost own Python frame (at the positions
     `own`), else of own machine code, else of a library's Python code, else of a library that
     computes (a thread of its pool has no other code); -1 none."""
@@ -377,7 +325,7 @@ def _locations(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I3
     return location
 
 
-def _callers(stacks: _Stacks, table: _FrameColumns, flat: I32, own: I64) -> I32:
+def _callers(stacks: _Stacks, table: FrameColumns, flat: I32, own: I64) -> I32:
     """Index of the location of the own Python function that called the one at the positions `own`,
     directly or not; -1 none. Code of modules (`<module>`) does not count: it calls everything.
     """
@@ -399,115 +347,3 @@ def _owners(stacks: _Stacks, kind: U8) -> U8:
     owner[outermost == CodeKind.DEVICE] = 1 + _OWNERS.index(ThreadOwner.DRIVER)
     owner[outermost == CodeKind.SONDE] = 1 + _OWNERS.index(ThreadOwner.SONDE)
     return owner
-
-
-class _Code(NamedTuple):
-    """What frames of one kind, function, binary, file and origin share: see `_FrameColumns`."""
-
-    kind: int
-    call: int
-    in_python_queue: bool
-    serving: int
-    service: int
-    is_python: bool
-    puts: bool
-    function: int
-    is_function: bool
-    pool: int
-    library_pool: int
-    is_yield: bool
-    place: str
-    """The location, of Python without the line; '' none."""
-
-
-_COLUMN_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("kind", "call", "serving", "pool", "library_pool"), np.uint8),
-    **dict.fromkeys(("service", "function"), np.int32),
-    **dict.fromkeys(("in_python_queue", "is_python", "puts", "is_function", "is_yield"), np.bool_),
-}
-_UNKNOWN = _Code(0, 0, False, 0, -1, False, False, -1, False, 0, 0, False, "")
-
-
-def _frame_columns(frame: pa.Table) -> _FrameColumns:
-    services = {ACCEPTS: 0}
-    functions: dict[tuple[str, str], int] = {}
-
-    def code_of(kind: str, function: str, binary: str, file: str, origin: str) -> _Code:
-        found = _code_of(kind, function, binary, file, origin)
-        is_python, is_machine_code = kind == "python", kind in _MACHINE_CODE
-        service = -1
-        if found[3] in _TAKES and takes_requests(file):
-            service = services.setdefault(file, len(services))
-        place = ""
-        if is_python:
-            place = f"{function} {file}:" if file else ""
-        elif found[0] in (CodeKind.OWN_NATIVE, CodeKind.CPU_KERNEL):
-            place = function
-        return _Code(
-            *found,
-            service=service,
-            is_python=is_python,
-            puts=is_python and is_put(file, function),
-            function=functions.setdefault((function, file), len(functions)) if is_python else -1,
-            is_function=is_python and function != "<module>",
-            pool=pool_that_spins(binary, function) if is_machine_code else 0,
-            library_pool=pool_of_library(binary) if is_machine_code else 0,
-            is_yield=not is_python and function in YIELDS,
-            place=place,
-        )
-
-    codes: list[_Code] = []
-    numbers: dict[tuple[str, ...], int] = {}
-    of_row = []
-    names = ("kind", "function", "binary", "file", "origin")
-    for row in zip(*(frame.column(name).to_pylist() for name in names), strict=True):
-        if (number := numbers.get(row)) is None:
-            number = numbers[row] = len(codes)
-            codes.append(code_of(*row))
-        of_row.append(number)
-    codes.append(_UNKNOWN)
-    code = np.array([*of_row, len(codes) - 1], np.int64)
-    location, locations = _places(codes, code, np.append(frame.column("line").to_numpy(), 0))
-    return _FrameColumns(
-        **{
-            name: np.array([getattr(one, name) for one in codes], kind)[code]
-            for name, kind in _COLUMN_TYPES.items()
-        },
-        location=location,
-        locations=locations,
-        services=[*services],
-    )
-
-
-def _places(codes: list[_Code], code: I64, line: I64) -> tuple[I32, list[str]]:
-    """(index of the location of each frame, -1 none; the locations, as they appear first)."""
-    is_python = np.array([one.is_python for one in codes])[code]
-    # One number for what has the same location: the code, and of Python the line, of 32 bits.
-    both = code << 32 | np.where(is_python, line, 0).astype(np.int64)
-    _, firsts, number = np.unique(both, return_index=True, return_inverse=True)
-    locations: dict[str, int] = {}
-    found = np.full(len(firsts), -1, np.int32)
-    for at in np.argsort(firsts).tolist():
-        row = firsts[at]
-        one = codes[code[row]]
-        if one.place:
-            place = f"{one.place}{line[row]}" if one.is_python else one.place
-            found[at] = locations.setdefault(place, len(locations))
-    return found[number], [*locations]
-
-
-def _code_of(
-    kind: str, function: str, binary: str, file: str, origin: str
-) -> tuple[int, int, bool, int]:
-    """(kind of code, entry of `_FrameColumns.call`, whether it is Python's queue, `ServingRole`)
-    of a frame."""
-    if kind == "python":
-        return kind_of_file(file, function, origin), 0, False, python_role(file, function)
-    if kind not in _MACHINE_CODE:
-        return 0, 0, False, ServingRole.NONE
-    found, call = kind_of_native(binary, function, origin), CallKind.OTHER
-    if found == CodeKind.DEVICE and _DEVICE_FUNCTION.match(function):
-        call = kind_by_name(function)
-    number = 0 if call == CallKind.OTHER else 1 + _CALL_KINDS.index(call)
-    is_queue = is_python_queue(binary, function, origin)
-    return found, number, is_queue, native_role(function)
