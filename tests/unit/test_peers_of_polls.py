@@ -209,7 +209,7 @@ def test_descriptors_of_each_call_are_read(monkeypatch):
         assert awaited_sockets._of_epoll(pid, pid, instance.fileno()) == Awaited(
             [inode], is_one_of_several=True
         )
-        bits = (1 << number).to_bytes(16, "little")
+        bits = (1 << number).to_bytes((number // 64 + 1) * 8, "little")
         monkeypatch.setattr(awaited_sockets, "_memory", lambda *_: [bits, b""])
         assert awaited_sockets._of_select(pid, pid, [number + 1, 4096, 8192]) == [number]
         assert awaited_sockets._of_select(pid, pid, [number, 4096, 8192]) == []
