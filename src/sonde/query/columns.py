@@ -7,7 +7,7 @@ A *track* is here always a thread; `naming` gives each thread and name its index
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,12 @@ import pyarrow.compute as pc
 from sonde.model.timeline import I32, I64, U8, Interner, Mask
 from sonde.query.stack_roles import StackRoles, stack_roles
 
+MOST_TOGETHER = 64
+"""Functions that are looked for at once."""
+_BLOCK = 1 << 18
+"""Frames that are looked at together."""
+_MANY_PARTS = 64
+"""Of the table of stacks: more are joined first."""
 _COLUMNS_KEPT = 4
 """Columns of stacks of which `Frames` keeps the rows."""
 
@@ -105,12 +111,9 @@ class Frames:
         frame, stack = tables["frame"], tables["stack"]
         self._frame = frame
         self._ids = stack.column("stack_id")
-        lists = stack.column("frame_ids").combine_chunks()
-        at = pc.fill_null(pc.index_in(lists.flatten(), value_set=frame.column("frame_id")), -1)
-        self._flat: I32 = at.to_numpy(zero_copy_only=False).astype(np.int32, copy=False)
+        self._flat, lengths = _rows_in(frame, stack.column("frame_ids"))
         """The row in `frame` of each frame of all stacks, innermost first; -1 unknown."""
-        parents = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
-        self._parents: I32 = parents.astype(np.int32)
+        self._parents: I32 = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
         """The stack of each of these, ascending."""
         self._function = frame.column("function")
         self._kind = frame.column("kind")
@@ -144,31 +147,81 @@ class Frames:
     def within(self, function: str) -> Mask:
         """Whether each row of the table of stacks contains a Python function ('name file'); one
         more entry, False, is for unknown stacks."""
+        return self._stacks_with(pc.equal(self._python_functions, function))
+
+    def holding_each(self, functions: Sequence[str]) -> list[Mask]:
+        """For each of at most `MOST_TOGETHER` functions, Python's ('name file') or of machine code:
+        whether each row of the table of stacks, and one more, contains it."""
+        held = np.zeros(self._frame.num_rows + 1, np.uint64)
+        is_native = pc.not_equal(self._kind, "python")
+        for number, function in enumerate(functions):
+            native = pc.and_(pc.equal(self._function, function), is_native)
+            named = pc.or_kleene(native, pc.equal(self._python_functions, function))
+            held[np.append(_true_in(named), False)] |= np.uint64(1 << number)
+        found = np.zeros(len(self._ids) + 1, np.uint64)
+        for part in self._blocks():
+            bits = held[self._flat[part]]
+            positions = np.flatnonzero(bits)
+            np.bitwise_or.at(found, self._parents[part][positions], bits[positions])
+        return [(found >> np.uint64(one)) & np.uint64(1) > 0 for one in range(len(functions))]
+
+    @cached_property
+    def _python_functions(self) -> Any:
+        """'name file' of each row of the table of frames; null of other frames."""
         file = self._frame.column("file").cast(pa.string())
         texts = pc.binary_join_element_wise(self._function.cast(pa.string()), file, " ")
-        named = pc.and_(pc.equal(texts, function), pc.equal(self._kind, "python"))
-        return self._stacks_with(named)
+        return pc.if_else(pc.equal(self._kind, "python"), texts, None)
 
     def _stacks_with(self, frames: Any) -> Mask:
         """Whether each row of the table of stacks, and one more, contains one of the rows of the
         table of frames in the mask `frames`."""
         found = np.zeros(len(self._ids) + 1, bool)
-        wanted = pc.fill_null(frames, False).to_numpy(zero_copy_only=False)
+        wanted = np.append(_true_in(frames), False)
         if wanted.any():
-            found[self._parents[np.append(wanted, False)[self._flat]]] = True
+            found[self._parents[wanted[self._flat]]] = True
         return found
 
     def functions(self, naming: Interner, stack_ids: Any) -> I32:
         """Index of the name of each stack's innermost function with a name outside the kernel."""
-        named_frames = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
-        of_frame = np.full(self._frame.num_rows + 1, -1, np.int32)
-        rows = np.flatnonzero(named_frames.to_numpy(zero_copy_only=False))
-        texts = self._function.take(pa.array(rows)).to_pylist()
-        of_frame[rows] = [naming.name(text) for text in texts]
-        leaf = np.full(len(self._ids) + 1, naming.name(""), np.int32)
-        positions = np.flatnonzero((of_frame >= 0)[self._flat])[::-1]
-        leaf[self._parents[positions]] = of_frame[self._flat[positions]]  # the last one remains
-        return leaf[self.row_of(stack_ids)]
+        is_named = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
+        wanted = np.append(_true_in(is_named), False)
+        leaf = np.full(len(self._ids) + 1, -1, np.int32)
+        for part in self._blocks():
+            flat = self._flat[part]
+            positions = np.flatnonzero(wanted[flat])[::-1]
+            leaf[self._parents[part][positions]] = flat[positions]  # the last one remains
+        rows, inverse = np.unique(leaf[self.row_of(stack_ids)], return_inverse=True)
+        texts = self._function.take(pa.array(np.maximum(rows, 0))).to_pylist() if len(rows) else []
+        names = [
+            naming.name(text if row >= 0 else "")
+            for row, text in zip(rows.tolist(), texts, strict=True)
+        ]
+        found: I32 = np.array(names, np.int32)[inverse]
+        return found
+
+    def _blocks(self) -> Iterator[slice]:
+        """Parts of all frames that stay in a processor's cache."""
+        for start in range(0, len(self._flat), _BLOCK):
+            yield slice(start, start + _BLOCK)
+
+
+def _rows_in(frame: pa.Table, lists: pa.ChunkedArray) -> tuple[I32, I64]:
+    """(the row in the table of frames of each frame of all stacks, -1 unknown; how many each stack
+    has), part by part: the ids of all stacks take twice the memory of what is made from them."""
+    lengths: I64 = pc.list_value_length(lists).to_numpy().astype(np.int64)
+    flat = np.empty(int(lengths.sum()), np.int32)
+    known, at = frame.column("frame_id"), 0
+    for part in lists.chunks if lists.num_chunks <= _MANY_PARTS else [lists.combine_chunks()]:
+        rows = pc.fill_null(pc.index_in(part.flatten(), value_set=known), -1).to_numpy()
+        flat[at : at + len(rows)] = rows
+        at += len(rows)
+    return flat, lengths
+
+
+def _true_in(mask: Any) -> Mask:
+    """A column of booleans as a mask; nulls are False."""
+    found: Mask = pc.fill_null(mask, False).to_numpy(zero_copy_only=False)
+    return found
 
 
 def int64_column(rows: pa.Table, column: str) -> I64:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from sonde.model.timeline import Mask, Total, WaitDetail
+from sonde.model.timeline import Total, WaitDetail
 from sonde.query.columns import Frames, int64_column
 
 MAX_FUNCTIONS = 16
@@ -36,19 +36,12 @@ def places_within(
     all_ns = np.bincount(location, ns, len(roles.locations) + 1)
     ranked = sorted(waited, key=lambda function: -waited[function])[:MAX_FUNCTIONS]
     found = {}
-    for function in ranked:
-        inside = _within(frames, sample, function)
+    for function, stacks in zip(ranked, frames.holding_each(ranked), strict=True):
+        inside = stacks[row]
         inside_ns = np.bincount(location[inside], ns[inside], len(all_ns))
         most = np.flatnonzero(2 * inside_ns > all_ns).tolist()
         found[function] = frozenset(roles.locations[one - 1] for one in most if one)
     return found
-
-
-def _within(frames: Frames, sample: pa.Table, function: str) -> Mask:
-    """Which rows of `sample` have a stack that holds the function."""
-    stacks = sample.column("stack_id")
-    named = frames.within(function)[frames.row_of(stacks)]
-    return named | frames.holding(stacks, (function,))
 
 
 def _without_line(place: str) -> str:

@@ -93,10 +93,11 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     (`chosen_threads`).
     """
     naming = Interner()
-    tables, others, note = capture.tables, no_other_threads(), ""
+    tables, others, note = {**capture.tables}, no_other_threads(), ""
     if chosen:
         some = chosen_threads(tables)
-        tables, others, note = some.tables, some.others, some.note
+        tables, others, note = {**some.tables}, some.others, some.note
+        del some
     if capture.budget is not None:
         # The SQL engine is not used here.
         capture.budget.hold(-engine_bytes(capture.budget.limit_bytes))
@@ -104,6 +105,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         capture.budget.hold(sum(size * tables[name].num_rows for name, size in _ROW_BYTES.items()))
     tracks = ThreadTracks(naming, tables, kernel_threads(tables["event"]))
     frames = Frames(tables)
+    del tables["stack"]  # of the chosen threads alone: a good part of all memory
     spans = tables["span"]
     kinds = spans.column("kind")
     blocked, runqueue = pc.equal(kinds, "blocked"), pc.equal(kinds, "runqueue")
