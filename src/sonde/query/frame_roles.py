@@ -5,12 +5,14 @@ queues, services and pools. Frames with the same code are looked at once."""
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from sonde.model.call_kinds import kind_by_name
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.libraries import CodeKind, is_put, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.serving import ACCEPTS, ServingRole, native_role, python_role, takes_requests
 from sonde.model.spinning import YIELDS, pool_of_library, pool_that_spins
@@ -113,17 +115,9 @@ def frame_columns(frame: pa.Table) -> FrameColumns:
             place=place,
         )
 
-    codes: list[_Code] = []
-    numbers: dict[tuple[str, ...], int] = {}
-    of_row = []
-    names = ("kind", "function", "binary", "file", "origin")
-    for row in zip(*(frame.column(name).to_pylist() for name in names), strict=True):
-        if (number := numbers.get(row)) is None:
-            number = numbers[row] = len(codes)
-            codes.append(code_of(*row))
-        of_row.append(number)
-    codes.append(_UNKNOWN)
-    code = np.array([*of_row, len(codes) - 1], np.int64)
+    code, different = _distinct(frame, ("kind", "function", "binary", "file", "origin"))
+    codes = [*(code_of(*row) for row in different), _UNKNOWN]
+    code = np.append(code, len(different))
     location, locations = _places(codes, code, np.append(frame.column("line").to_numpy(), 0))
     return FrameColumns(
         **{
@@ -134,6 +128,24 @@ def frame_columns(frame: pa.Table) -> FrameColumns:
         locations=locations,
         services=[*services],
     )
+
+
+def _distinct(frame: pa.Table, columns: Sequence[str]) -> tuple[I64, list[tuple[str, ...]]]:
+    """(for each row the number of its texts in these columns; the texts of each number, as they
+    appear first). Texts of a hundred thousand rows take much memory, those of all kinds little."""
+    encoded = []
+    for name in columns:
+        column = frame.column(name).combine_chunks()
+        is_encoded = pa.types.is_dictionary(column.type)
+        encoded.append(column if is_encoded else column.dictionary_encode())
+    _, number = distinct_rows([one.indices.to_numpy() for one in encoded])
+    _, first, of_number = np.unique(number, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    at = pa.array(first[order])
+    texts = (one.take(at).to_pylist() for one in encoded)
+    return rank[of_number], list(zip(*texts, strict=True))
 
 
 def _places(codes: list[_Code], code: I64, line: I64) -> tuple[I32, list[str]]:
