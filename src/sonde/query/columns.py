@@ -186,7 +186,7 @@ class Frames:
         is_named = pc.and_(pc.not_equal(self._kind, "kernel"), pc.not_equal(self._function, ""))
         wanted = np.append(_true_in(is_named), False)
         leaf = np.full(len(self._ids) + 1, -1, np.int32)
-        for part in self._blocks():
+        for part in reversed([*self._blocks()]):  # one may begin within a stack
             flat = self._flat[part]
             positions = np.flatnonzero(wanted[flat])[::-1]
             leaf[self._parents[part][positions]] = flat[positions]  # the last one remains
