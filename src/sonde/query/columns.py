@@ -208,7 +208,7 @@ class Frames:
 def _rows_in(frame: pa.Table, lists: pa.ChunkedArray) -> tuple[I32, I64]:
     """(the row in the table of frames of each frame of all stacks, -1 unknown; how many each stack
     has), part by part: the ids of all stacks take twice the memory of what is made from them."""
-    lengths: I64 = pc.list_value_length(lists).to_numpy().astype(np.int64)
+    lengths: I64 = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
     flat = np.empty(int(lengths.sum()), np.int32)
     known, at = frame.column("frame_id"), 0
     for part in lists.chunks if lists.num_chunks <= _MANY_PARTS else [lists.combine_chunks()]:
