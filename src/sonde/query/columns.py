@@ -18,8 +18,6 @@ import pyarrow.compute as pc
 from sonde.model.timeline import I32, I64, U8, Interner, Mask
 from sonde.query.stack_roles import StackRoles, stack_roles
 
-MOST_TOGETHER = 64
-"""Functions that are looked for at once."""
 _BLOCK = 1 << 18
 """Frames that are looked at together."""
 _MANY_PARTS = 64
@@ -150,7 +148,7 @@ class Frames:
         return self._stacks_with(pc.equal(self._python_functions, function))
 
     def holding_each(self, functions: Sequence[str]) -> list[Mask]:
-        """For each of at most `MOST_TOGETHER` functions, Python's ('name file') or of machine code:
+        """For each of at most 64 functions, Python's ('name file') or of machine code:
         whether each row of the table of stacks, and one more, contains it."""
         held = np.zeros(self._frame.num_rows + 1, np.uint64)
         is_native = pc.not_equal(self._kind, "python")

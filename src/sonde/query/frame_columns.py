@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sonde.model.code import Frame
-from sonde.query.grouping import grouped
+from sonde.query.grouping import grouped_rows
 from sonde.query.known_threads import coded_texts
 from sonde.query.row_sequence import LazyRows
 
@@ -74,13 +74,7 @@ class FrameColumns(LazyRows[Frame]):
     def distinct(self, columns: Sequence[str]) -> tuple[I64, I64]:
         """(frames, the first with each combination of texts in the columns; for each frame, the
         index of its combination in these)."""
-        index = self._codes[columns[0]].astype(np.int64)
-        for column in columns[1:]:
-            _, index = grouped((index << 32) | self._codes[column])
-        distinct, index = grouped(index)
-        first = np.empty(len(distinct), np.int64)
-        first[index[::-1]] = np.arange(len(index))[::-1]
-        return first, index
+        return grouped_rows([self._codes[column] for column in columns])
 
 
 def frames_having(frames: Sequence[Frame], column: str, test: Callable[[str], bool]) -> Mask:

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from sonde.model.call_kinds import kind_by_name
-from sonde.model.distinct_rows import distinct_rows
 from sonde.model.libraries import CodeKind, is_put, is_python_queue, kind_of_file, kind_of_native
 from sonde.model.serving import ACCEPTS, ServingRole, native_role, python_role, takes_requests
 from sonde.model.spinning import YIELDS, pool_of_library, pool_that_spins
 from sonde.model.timeline import I32, I64, U8, CallKind, Mask
+from sonde.query.grouping import grouped_rows
 
 CALL_KINDS = tuple(CallKind)
 """The kind of call of each number in columns."""
@@ -138,14 +138,9 @@ def _distinct(frame: pa.Table, columns: Sequence[str]) -> tuple[I64, list[tuple[
         column = frame.column(name).combine_chunks()
         is_encoded = pa.types.is_dictionary(column.type)
         encoded.append(column if is_encoded else column.dictionary_encode())
-    _, number = distinct_rows([one.indices.to_numpy() for one in encoded])
-    _, first, of_number = np.unique(number, return_index=True, return_inverse=True)
-    order = np.argsort(first)
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    at = pa.array(first[order])
-    texts = (one.take(at).to_pylist() for one in encoded)
-    return rank[of_number], list(zip(*texts, strict=True))
+    first, number = grouped_rows([one.indices.to_numpy() for one in encoded])
+    texts = (one.take(pa.array(first)).to_pylist() for one in encoded)
+    return number, list(zip(*texts, strict=True))
 
 
 def _places(codes: list[_Code], code: I64, line: I64) -> tuple[I32, list[str]]:
