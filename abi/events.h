@@ -32,6 +32,7 @@ enum sonde_loss {
 	LOSS_SEVERAL_REQUESTS, /* a traced request of a thread that had unanswered ones: not followed */
 	LOSS_SOCKET_STORAGE, /* no state for a connection: it is not counted, or not from its beginning */
 	LOSS_TRACED, /* a traced request, or a sample of one, for which its party's share or the ring is used up */
+	LOSS_UNSEEN_SWITCH, /* the kernel ran no program as a thread got its CPU: how long it waited is not known */
 	LOSS_MAX,
 };
 

@@ -137,13 +137,13 @@ static __always_inline bool one_in(u32 shift)
 }
 
 /*
- * A thread leaves its CPU: as how many waits this one counts. 0: others stand for it, and the thread's line
- * holds what is known of it.
+ * A thread with this line (line_of) leaves its CPU: as how many waits this one counts. 0: others stand for it,
+ * and the line holds what is known of it.
  */
-static __always_inline u32 drawn(u32 tid, u32 task_state, bool preempted, u64 now)
+static __always_inline u32 drawn(struct wait_line *line, u32 tid, u32 task_state, bool preempted,
+				 u64 now)
 {
 	const u32 window = now >> SHORT_WAIT_WINDOW_SHIFT;
-	struct wait_line *line = line_of(tid);
 	struct wait_pressure *pressure;
 	u32 shift;
 

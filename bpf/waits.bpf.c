@@ -32,11 +32,28 @@ const volatile u64 span_min_ns = 10000000;    /* waits at least this long become
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
 SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 
+/* What a thread had of its CPUs. */
+struct cpu_use {
+	u64 run_ns;
+	u64 switches; /* how often it left one; 0: not known */
+};
+
+static __always_inline struct cpu_use use_of(struct task_struct *task)
+{
+	struct task_struct___counters *counted = (void *)task;
+
+	return (struct cpu_use){
+		.run_ns = counted->se.sum_exec_runtime,
+		.switches = counted->nvcsw + counted->nivcsw,
+	};
+}
+
 /* A wait in progress; counted_ns is 0 while the thread runs. */
 struct waiting {
-	u64 began_ns;	/* switch-out */
-	u64 counted_ns; /* summed up to here; on_switch and the scan replace it atomically */
-	u64 wake_ns;	/* last wake-up */
+	u64 began_ns;	    /* switch-out */
+	u64 counted_ns;	    /* summed up to here; on_switch and the scan replace it atomically */
+	u64 wake_ns;	    /* last wake-up since the wait before; 0: none */
+	struct cpu_use use; /* of the thread when it began */
 	u64 stack_id;
 	u64 walk_ns; /* what taking it added to the beginning of the wait */
 	struct stack_chance chance;
@@ -147,12 +164,13 @@ static __always_inline void sum_wait(struct waiting *w, struct task_struct *task
 
 	/*
 	 * A thread that blocks is always woken. Where the wake-up is older than the switch-out the
-	 * waker was faster than the switch, and the thread was never blocked at all.
+	 * waker was faster than the switch, and the thread was never blocked at all. Where there was
+	 * none the kernel did not run on_waking (see end_unseen): the wait is taken for blocked.
 	 */
 	if (w->reason != WAIT_PREEMPTED && w->reason != WAIT_NEW) {
 		if (w->wake_ns >= w->began_ns)
 			ready = w->wake_ns;
-		else if (!ended)
+		else if (!ended || !w->wake_ns)
 			ready = now;
 	}
 	if (ready > now)
@@ -217,18 +235,72 @@ static __always_inline void sum_wait(struct waiting *w, struct task_struct *task
 	}
 }
 
+/* Sets a wait that proved long from what the thread's line holds, as if it had been drawn. */
+static __always_inline void take_in(struct waiting *w, struct task_struct *task,
+				    const struct wait_line *line)
+{
+	w->start_ns = start_of(task);
+	w->began_ns = line->began_ns;
+	w->use.switches = 0; /* not known */
+	if (line->wake_ns)
+		w->wake_ns = line->wake_ns;
+	w->reason = reason_of(task, line->task_state, line->preempted);
+	w->waker_tgid = line->waker_tgid;
+	w->waker_tid = line->waker_tid;
+	w->stack_id = 0;
+	w->weight = 0;
+	w->walk_ns = 0;
+	w->drawn = 1;
+}
+
+/* Sums a wait that is over, from `from` to `now`; the next one has not been woken yet. */
+static __noinline void sum_ended(struct waiting *w, struct task_struct *task, u64 from, u64 now)
+{
+	if (now < from) /* the scan summed it up after we looked at the clock */
+		now = from;
+	sum_wait(w, task, from, now, true,
+		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
+	w->wake_ns = 0;
+}
+
+/*
+ * A thread leaves its CPU whose last wait, summed up to `from`, did not end: the kernel did not run on_switch
+ * when it got the CPU. It skips programs that run on this CPU already, and some kernels run none while a task
+ * of theirs that they shield is the current one. What the thread ran since is the time that the wait is over.
+ * Where it had the CPU more than once since, that is not known: the wait ends with its wake-up.
+ */
+static __always_inline void end_unseen(struct waiting *w, struct task_struct *task, u64 from,
+				       u64 now)
+{
+	const struct cpu_use use = use_of(task);
+	u64 end = w->wake_ns;
+
+	if (w->use.switches && use.switches - w->use.switches == 1)
+		end = now - (use.run_ns - w->use.run_ns);
+	if (end < w->began_ns || end > now) {
+		count_loss(LOSS_UNSEEN_SWITCH);
+		return;
+	}
+	sum_ended(w, task, from, end);
+}
+
 static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 state,
 				       bool preempted, u64 now)
 {
 	const u32 slot = 0;
+	struct wait_line *line = line_of(prev->pid);
 	enum closeness closeness;
 	struct waiting *w;
 	struct unwind_walk *walk;
 	u32 times;
+	u64 from;
 
 	if (!preempted && (state & TASK_ENDED))
 		return;
-	times = drawn(prev->pid, state, preempted, now);
+	if (line && line->tid == prev->pid && line->state == LINE_NOTED && take_line(line) &&
+	    is_long(now - line->began_ns, now))
+		count_loss(LOSS_UNSEEN_SWITCH); /* it may have been long; see end_unseen */
+	times = drawn(line, prev->pid, state, preempted, now);
 	if (!times)
 		return;
 	w = bpf_task_storage_get(&threads, prev, 0, 0);
@@ -241,6 +313,10 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->start_ns = 0; /* once its process is chosen, the scan finds the thread waiting */
 		return;
 	}
+	from = w->counted_ns;
+	if (from)
+		end_unseen(w, prev, from, now);
+	w->use = use_of(prev);
 	if (!w->start_ns)
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
@@ -264,22 +340,6 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }
 
-/* Sets a wait that proved long from what the thread's line holds, as if it had been drawn. */
-static __always_inline void take_in(struct waiting *w, struct task_struct *task,
-				    const struct wait_line *line)
-{
-	w->start_ns = start_of(task);
-	w->began_ns = line->began_ns;
-	w->wake_ns = line->wake_ns;
-	w->reason = reason_of(task, line->task_state, line->preempted);
-	w->waker_tgid = line->waker_tgid;
-	w->waker_tid = line->waker_tid;
-	w->stack_id = 0;
-	w->weight = 0;
-	w->walk_ns = 0;
-	w->drawn = 1;
-}
-
 static __always_inline void end_wait(struct task_struct *next, u64 now)
 {
 	struct wait_line *line = noted_line_of(next->pid);
@@ -301,10 +361,7 @@ static __always_inline void end_wait(struct task_struct *next, u64 now)
 		if (!from)
 			return;
 	}
-	if (now < from) /* the scan summed it up after we looked at the clock */
-		now = from;
-	sum_wait(w, next, from, now, true,
-		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
+	sum_ended(w, next, from, now);
 }
 
 SEC("tp_btf/sched_switch")

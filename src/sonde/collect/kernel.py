@@ -38,6 +38,7 @@ LOSSES = (
     "several_requests",
     "socket_storage",
     "traced",
+    "unseen_switch",
 )
 """Names of `enum sonde_loss`, in its order."""
 

@@ -49,6 +49,7 @@ LOSS_TEXT = {
     "together": "events for which the map had no free row even by process; counted in one row for"
     " all",
     "task_storage": "events of threads that could not be followed",
+    "unseen_switch": "waits whose end the kernel did not show, and how long they were is not known",
     "socket_storage": "times that a TCP connection could not be followed, because there were too"
     " many, or too many of one user or container",
     "ring_full": "single waits or calls not kept one by one; totals hold them",
