@@ -268,31 +268,51 @@ int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 
 /* ---- mappings ---- */
 
-/* Counts a new mapping, with a stack by chance, and follows it then. */
-static __always_inline void enter(void *ctx, struct task_struct *task, struct touching *t, u32 kind,
-				  u64 from, u64 bytes)
+/* What a system call mapped; `bytes` is 0 where it mapped nothing. */
+struct entered {
+	u64 from;
+	u64 bytes;
+	u64 stack_id;
+	u32 kind;
+	u32 weight;
+};
+
+/* Counts a new mapping, and follows it where it has a stack. Not inlined, as `count_unmapped`: the stack of a program
+ * and of what it calls is 512 bytes together. */
+static __noinline void count_mapping(struct task_struct *task, struct touching *t,
+				     const struct entered *new)
 {
-	struct memory_key key = key_of(task, t, kind);
+	struct memory_key key = key_of(task, t, new->kind);
 	struct memory_mapping m = {
 		.start_ns = t->start_ns,
-		.bytes = bytes,
+		.bytes = new->bytes,
+		.stack_id = new->stack_id,
 		.tid = key.tid,
-		.kind = kind,
+		.kind = new->kind,
+		.weight = new->weight,
 		.party = t->party,
 	};
 
-	m.weight = stack_weight(&t->maps, kind, bpf_ktime_get_ns());
-	if (bytes >= SURE_BYTES)
-		m.weight = 1;
-	if (m.weight && !may_follow(t->party)) {
-		count_loss(LOSS_MAPPINGS);
-		m.weight = 0;
-	}
-	if (m.weight)
-		key.stack_id = m.stack_id = user_stack(ctx, task, key.start_ns ^ key.tgid);
-	add(&key, 1, bytes, m.weight, bytes * m.weight);
+	key.stack_id = m.stack_id;
+	add(&key, 1, m.bytes, m.weight, m.bytes * m.weight);
 	if (m.stack_id)
-		follow(key.tgid, from, &m);
+		follow(key.tgid, new->from, &m);
+}
+
+/* A new mapping gets a stack by chance. */
+static __always_inline void enter(void *ctx, struct task_struct *task, struct touching *t,
+				  struct entered *new)
+{
+	new->weight = stack_weight(&t->maps, new->kind, bpf_ktime_get_ns());
+	if (new->bytes >= SURE_BYTES)
+		new->weight = 1;
+	if (new->weight && !may_follow(t->party)) {
+		count_loss(LOSS_MAPPINGS);
+		new->weight = 0;
+	}
+	if (new->weight)
+		new->stack_id = user_stack(ctx, task, t->start_ns ^ task->tgid);
+	count_mapping(task, t, new);
 }
 
 /* Sets where the heap of a process ends. `before`: where it ended; returns false where that was not known. */
@@ -328,58 +348,69 @@ static __always_inline u64 in_pages(u64 bytes)
 #define MAP_SHARED_ 1
 #define MAP_ANONYMOUS_ 0x20
 
-static __always_inline void on_mmap(void *ctx, struct task_struct *task, struct touching *t,
-				    struct pt_regs *regs, u64 at)
+static __always_inline struct entered on_mmap(struct task_struct *task, struct touching *t,
+					      struct pt_regs *regs, u64 at)
 {
-	u64 bytes = in_pages(regs->si), flags = regs->r10;
-	u32 kind = MEMORY_ANONYMOUS;
+	struct entered new = {.from = at, .bytes = in_pages(regs->si), .kind = MEMORY_ANONYMOUS};
+	u64 flags = regs->r10;
 
 	/* Nothing else is there now: what is still followed there was replaced (MAP_FIXED), or its end unseen. */
-	leave(task, t->start_ns, at, bytes);
+	leave(task, t->start_ns, at, new.bytes);
 	if (!(flags & MAP_ANONYMOUS_))
-		kind = MEMORY_FILE;
+		new.kind = MEMORY_FILE;
 	else if (!regs->dx)
-		kind = MEMORY_RESERVED;
+		new.kind = MEMORY_RESERVED;
 	else if (flags & MAP_SHARED_)
-		kind = MEMORY_SHARED;
-	enter(ctx, task, t, kind, at, bytes);
+		new.kind = MEMORY_SHARED;
+	return new;
 }
 
-static __always_inline void on_mremap(void *ctx, struct task_struct *task, struct touching *t,
-				      struct pt_regs *regs, u64 at)
+static __always_inline struct entered on_mremap(struct task_struct *task, struct touching *t,
+						struct pt_regs *regs, u64 at)
 {
 	u64 before = in_pages(regs->si), after = in_pages(regs->dx);
 	struct leaving l = leave(task, t->start_ns, regs->di, before);
+	struct entered new = {.from = at, .bytes = after, .kind = l.kind};
 
 	leave(task, t->start_ns, at, after);
-	/* Of a mapping that is not followed only what it grew by counts. */
 	if (l.followed)
-		enter(ctx, task, t, l.kind, at, after);
-	else if (after > before)
-		enter(ctx, task, t, MEMORY_ANONYMOUS, at + before, after - before);
+		return new;
+	/* Of a mapping that is not followed only what it grew by counts. */
+	new.from += before;
+	new.bytes = after > before ? after - before : 0;
+	new.kind = MEMORY_ANONYMOUS;
+	return new;
+}
+
+static __noinline void count_unmapped(struct task_struct *task, struct touching *t, u64 bytes)
+{
+	struct memory_key key = key_of(task, t, MEMORY_UNMAPPED);
+
+	add(&key, 1, bytes, 0, 0);
 }
 
 static __always_inline void unmapped(struct task_struct *task, struct touching *t, u64 at,
 				     u64 bytes)
 {
-	struct memory_key key = key_of(task, t, MEMORY_UNMAPPED);
-
 	leave(task, t->start_ns, at, bytes);
-	add(&key, 1, bytes, 0, 0);
+	count_unmapped(task, t, bytes);
 }
 
-static __always_inline void on_brk(void *ctx, struct task_struct *task, struct touching *t, u64 now)
+static __always_inline struct entered on_brk(struct task_struct *task, struct touching *t, u64 now)
 {
+	struct entered new = {.kind = MEMORY_HEAP};
 	u64 before = 0;
 
 	if (!move_break(task, now, &before))
-		return;
+		return new;
 	before = in_pages(before);
 	now = in_pages(now);
+	new.from = before;
 	if (now > before)
-		enter(ctx, task, t, MEMORY_HEAP, before, now - before);
+		new.bytes = now - before;
 	else if (now < before)
 		unmapped(task, t, now, before - now);
+	return new;
 }
 
 /* At the end of a system call its arguments are still in `regs`. */
@@ -387,6 +418,7 @@ SEC("tp_btf/sys_exit")
 int BPF_PROG(on_call, struct pt_regs *regs, long result)
 {
 	long nr = regs->orig_ax;
+	struct entered new = {};
 	struct task_struct *task;
 	struct touching *t;
 
@@ -399,13 +431,15 @@ int BPF_PROG(on_call, struct pt_regs *regs, long result)
 	if (!t)
 		return 0;
 	if (nr == CALL_MMAP)
-		on_mmap(ctx, task, t, regs, result);
+		new = on_mmap(task, t, regs, result);
 	else if (nr == CALL_MUNMAP)
 		unmapped(task, t, regs->di, in_pages(regs->si));
 	else if (nr == CALL_BRK)
-		on_brk(ctx, task, t, result);
+		new = on_brk(task, t, result);
 	else
-		on_mremap(ctx, task, t, regs, result);
+		new = on_mremap(task, t, regs, result);
+	if (new.bytes)
+		enter(ctx, task, t, &new);
 	return 0;
 }
 

@@ -186,7 +186,7 @@ static long leave_piece(u32 i, void *arg)
 	struct leaving *l = arg;
 	struct memory_place begin = {.address = l->from, .tgid = l->tgid};
 	struct memory_mapping *known, m;
-	u64 from = l->from, to, gone;
+	u64 from = l->from, to, gone, rest = 0;
 
 	if (l->from >= l->to)
 		return 1;
@@ -200,23 +200,23 @@ static long leave_piece(u32 i, void *arg)
 	forget(l->tgid, from, &m);
 	if (from < l->from) { /* its tail */
 		gone = l->to - l->from;
-		given_back(l->tgid, &m, gone);
-		m.bytes -= gone;
-		follow(l->tgid, from, &m);
+		rest = from;
 		l->to = l->from;
 	} else if (to > l->to) { /* its head */
 		gone = l->to - from;
-		given_back(l->tgid, &m, gone);
-		m.bytes -= gone;
-		follow(l->tgid, l->to, &m);
+		rest = l->to;
 		l->to = l->from;
 	} else {
 		gone = m.bytes;
-		given_back(l->tgid, &m, gone);
 		if (to == l->to)
 			l->to = from;
 		else
 			l->from = to;
+	}
+	given_back(l->tgid, &m, gone);
+	if (gone < m.bytes) {
+		m.bytes -= gone;
+		follow(l->tgid, rest, &m);
 	}
 	l->followed += gone;
 	l->kind = m.kind;

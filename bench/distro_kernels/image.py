@@ -7,7 +7,10 @@ import compileall
 import py_compile
 import shutil
 import subprocess
+import sys
+import zipfile
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from bench.distro_kernels.debian import Suite
@@ -16,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ROOT / "tests/programs"
 USER_SPACE = "bookworm"
 PACKAGES = ("python3", "busybox-static", "libstdc++6")
+LIBRARIES = ("msgspec",)
+"""What the commands that run there import of other projects."""
 UNNEEDED = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info")
 
 INIT = """\
@@ -96,6 +101,20 @@ def user_space(cache: Path, target: Target) -> Path:
     return root
 
 
+def libraries(folder: Path, cache: Path, target: Target) -> None:
+    """`LIBRARIES` for the target, as this environment has them."""
+    machine = target.triplet.partition("-")[0]
+    wheels = cache / f"wheels-{target.arch}"
+    wanted = [f"{name}=={version(name)}" for name in LIBRARIES]
+    download = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", wheels)
+    kind = ("--only-binary", ":all:", "--python-version", "3.11")
+    platforms = [f"--platform={it}_{machine}" for it in ("manylinux2014", "manylinux_2_28")]
+    shutil.rmtree(wheels, ignore_errors=True)
+    subprocess.run([*download, *kind, *platforms, *wanted], check=True)
+    for wheel in wheels.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder)
+
+
 def programs(folder: Path, target: Target) -> None:
     """Programs that know what they did."""
     cc, cxx = f"{target.prefix}gcc", f"{target.prefix}g++"
@@ -134,6 +153,7 @@ def initrd(cache: Path, target: Target, native: Path) -> Path:
     ignore = shutil.ignore_patterns("__pycache__", "_native*.so")
     shutil.copytree(ROOT / "src/sonde", root / "sonde/sonde", ignore=ignore)
     shutil.copy(native, root / "sonde/sonde/_native.abi3.so")
+    libraries(root / "sonde", cache, target)
     compileall.compile_dir(
         root / "sonde", quiet=2,
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,

@@ -221,7 +221,7 @@ def waits(step: Step, folder: Path) -> str:
     outcome = []
     for thread, reason in (("sleeper", "sleep"), ("futex_waiter", "futex"),
                            ("pipe_reader", "read"), ("starved", "preempted")):  # fmt: skip
-        tid, seconds = truth[thread]
+        tid, seconds, _ = truth[thread]
         kinds = "('runqueue')" if thread == "starved" else "('blocked', 'runqueue')"
         rows = session.rows(
             "SELECT coalesce(sum(ns), 0) / 1e9 FROM activity"
