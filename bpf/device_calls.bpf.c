@@ -422,24 +422,28 @@ static __always_inline int leave(struct pt_regs *ctx)
 SEC("uprobe.multi")
 int on_call_entry_multi(struct pt_regs *ctx)
 {
+	STAY_ON_STACK(ctx);
 	return enter(ctx);
 }
 
 SEC("uretprobe.multi")
 int on_call_return_multi(struct pt_regs *ctx)
 {
+	STAY_ON_STACK(ctx);
 	return leave(ctx);
 }
 
 SEC("uprobe")
 int on_call_entry(struct pt_regs *ctx)
 {
+	STAY_ON_STACK(ctx);
 	return enter(ctx);
 }
 
 SEC("uretprobe")
 int on_call_return(struct pt_regs *ctx)
 {
+	STAY_ON_STACK(ctx);
 	return leave(ctx);
 }
 

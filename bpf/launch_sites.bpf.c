@@ -46,6 +46,7 @@ int on_launch_site(struct pt_regs *ctx)
 	struct launch_site_value *row;
 	struct walk_scratch *mine;
 
+	STAY_ON_STACK(ctx);
 	if (!watched(key.tgid) || !has_share(task))
 		return 0;
 	mine = scratch_claim();

@@ -2,11 +2,31 @@
 /*
  * Memory for the walks of programs on uprobes. Those stay on their CPU but can be preempted by others: so
  * each CPU has memory for a few walks at a time.
+ *
+ * From Linux 6.13 on, programs of their type have a separate stack on each CPU: the kernel takes it that none
+ * runs twice at once there. Those on uprobes do, and write to each other's stack: with 7.2 that was a wild pointer
+ * and an oops, within seconds. A program with a tail call in it keeps the thread's stack; the verifier looks for
+ * the instruction before it removes what is never reached. So each has STAY_ON_STACK.
  */
 #ifndef SONDE_WALK_SCRATCH_H
 #define SONDE_WALK_SCRATCH_H
 
 #define SCRATCH_SLOTS 2
+
+const volatile bool never = false;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u32);
+} no_program SEC(".maps");
+
+#define STAY_ON_STACK(ctx)                                                                         \
+	do {                                                                                       \
+		if (never)                                                                         \
+			bpf_tail_call(ctx, &no_program, 0);                                        \
+	} while (0)
 
 struct walk_scratch {
 	u64 is_taken;

@@ -2,7 +2,7 @@
 """The stack of a BPF program and of what it calls fits into 512 bytes, frames rounded up to 32.
 
 Kernels before 6.3 or so refuse a program for which it does not; newer ones give some programs a
-stack of their own and round to 16, so that loading them here does not show it.
+separate stack and round to 16, so that loading them here does not show it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ ADD_IMMEDIATE, MOVE, CALL, LOAD_LONG = 0x07, 0xBF, 0x85, 0x18
 PSEUDO_CALL = 1
 FUNCTION = 2
 """Of a symbol in ELF."""
+TAIL_CALL = 12
+"""Number of the helper."""
 SYMBOLS, RELOCATIONS = 2, 9
 """Of a section."""
+
+
+def _text(texts: bytes, at: int) -> str:
+    return texts[at : texts.index(b"\0", at)].decode()
 
 
 class BpfElf:
@@ -42,10 +48,18 @@ class BpfElf:
         ]
         texts = self._content(self._sections[table[6]])
         self.names = {
-            (section, value): texts[name : texts.index(b"\0", name)].decode()
+            (section, value): _text(texts, name)
             for name, info, _, section, value, _ in self._symbols
             if info & 15 == FUNCTION
         }
+        (names_at,) = struct.unpack_from("<H", self._data, 62)
+        section_names = self._content(self._sections[names_at])
+        self.section_of = {
+            function: _text(section_names, self._sections[section][0])
+            for (section, _), function in self.names.items()
+        }
+        self.tail_calls: set[str] = set()
+        """Functions with a tail call in them."""
         self.depth: dict[str, int] = {}
         self.calls: dict[str, set[str]] = {}
         for _, info, _, section, value, size in self._symbols:
@@ -82,6 +96,8 @@ class BpfElf:
             elif op == ADD_IMMEDIATE and to in copies and immediate < 0:
                 depth = max(depth, -immediate)
                 copies.discard(to)
+            if op == CALL and source == 0 and immediate == TAIL_CALL:
+                self.tail_calls.add(name)
             callee = None
             if op == CALL and source == PSEUDO_CALL:
                 callee = targets.get(at, (section, at))
@@ -125,3 +141,15 @@ def test_calls_and_callbacks_are_followed():
     memory = BpfElf(next(path for path in objects() if path.name == "memory.bpf.o"))
     assert {"leave_piece", "count_mapping"} <= memory.calls["on_call"]
     assert 32 <= memory.depth["leave_piece"] <= MOST
+
+
+@pytest.mark.skipif(not objects(), reason="nothing is built")
+def test_programs_that_are_preempted_by_themselves_stay_on_their_threads_stack():
+    seen = set()
+    for path in objects():
+        elf = BpfElf(path)
+        for name, section in elf.section_of.items():
+            if section.partition(".")[0] in {"uprobe", "uretprobe"}:
+                assert name in elf.tail_calls, f"{path.name}: {name} lacks STAY_ON_STACK"
+                seen.add(name)
+    assert {"on_launch_site", "on_call_entry_multi", "on_call_return"} <= seen
