@@ -102,7 +102,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
     for page in (early, "docs/reference/features.md"):
         yield page, result, f"{sum(row['is_right'] for row in exam)} of 27"
         yield page, result, f"{placed.count(True)} of {len(placed)}"
-    for number in (3, 5, 6, 7, 8, 9, 10, 11):
+    for number in (3, 5, 6, 7, 8, 9, 10, 11, 12):
         result = f"bench/explain/results/exam-{number}-sealed.json"
         exam = loaded(result)
         programs = {row["program"] for row in exam}
