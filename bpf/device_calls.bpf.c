@@ -418,32 +418,35 @@ static __always_inline int leave(struct pt_regs *ctx)
 	return 0;
 }
 
+NO_PROGRAMS(no_programs);
+NO_PROGRAMS(no_programs_multi);
+
 /* One attachment for all sites of a file where the kernel can (6.6), one each where it cannot. */
 SEC("uprobe.multi")
 int on_call_entry_multi(struct pt_regs *ctx)
 {
-	STAY_ON_STACK(ctx);
+	STAY_ON_STACK(ctx, no_programs_multi);
 	return enter(ctx);
 }
 
 SEC("uretprobe.multi")
 int on_call_return_multi(struct pt_regs *ctx)
 {
-	STAY_ON_STACK(ctx);
+	STAY_ON_STACK(ctx, no_programs_multi);
 	return leave(ctx);
 }
 
 SEC("uprobe")
 int on_call_entry(struct pt_regs *ctx)
 {
-	STAY_ON_STACK(ctx);
+	STAY_ON_STACK(ctx, no_programs);
 	return enter(ctx);
 }
 
 SEC("uretprobe")
 int on_call_return(struct pt_regs *ctx)
 {
-	STAY_ON_STACK(ctx);
+	STAY_ON_STACK(ctx, no_programs);
 	return leave(ctx);
 }
 

@@ -37,6 +37,8 @@ static __always_inline bool has_share(struct task_struct *task)
 	return false;
 }
 
+NO_PROGRAMS(no_programs);
+
 SEC("uprobe")
 int on_launch_site(struct pt_regs *ctx)
 {
@@ -46,7 +48,7 @@ int on_launch_site(struct pt_regs *ctx)
 	struct launch_site_value *row;
 	struct walk_scratch *mine;
 
-	STAY_ON_STACK(ctx);
+	STAY_ON_STACK(ctx, no_programs);
 	if (!watched(key.tgid) || !has_share(task))
 		return 0;
 	mine = scratch_claim();

@@ -15,17 +15,19 @@
 
 const volatile bool never = false;
 
-struct {
-	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, u32);
-	__type(value, u32);
-} no_program SEC(".maps");
+/* One for each way to attach: programs that differ in it may not share one. */
+#define NO_PROGRAMS(name)                                                                          \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_PROG_ARRAY);                                             \
+		__uint(max_entries, 1);                                                            \
+		__type(key, u32);                                                                  \
+		__type(value, u32);                                                                \
+	} name SEC(".maps")
 
-#define STAY_ON_STACK(ctx)                                                                         \
+#define STAY_ON_STACK(ctx, programs)                                                               \
 	do {                                                                                       \
 		if (never)                                                                         \
-			bpf_tail_call(ctx, &no_program, 0);                                        \
+			bpf_tail_call(ctx, &(programs), 0);                                        \
 	} while (0)
 
 struct walk_scratch {
