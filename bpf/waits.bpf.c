@@ -35,17 +35,21 @@ SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
 /* What a thread had of its CPUs. */
 struct cpu_use {
 	u64 run_ns;
-	u64 switches; /* how often it left one; 0: not known */
+	u64 ready_ns; /* in run queues, until it last left one */
+	u64 switches; /* how often it left a CPU; 0: not known */
 };
 
 static __always_inline struct cpu_use use_of(struct task_struct *task)
 {
 	struct task_struct___counters *counted = (void *)task;
-
-	return (struct cpu_use){
+	struct cpu_use use = {
 		.run_ns = counted->se.sum_exec_runtime,
 		.switches = counted->nvcsw + counted->nivcsw,
 	};
+
+	if (bpf_core_field_exists(counted->sched_info.run_delay)) /* CONFIG_SCHED_INFO */
+		use.ready_ns = counted->sched_info.run_delay;
+	return use;
 }
 
 /* A wait in progress; counted_ns is 0 while the thread runs. */
@@ -165,7 +169,7 @@ static __always_inline void sum_wait(struct waiting *w, struct task_struct *task
 	/*
 	 * A thread that blocks is always woken. Where the wake-up is older than the switch-out the
 	 * waker was faster than the switch, and the thread was never blocked at all. Where there was
-	 * none the kernel did not run on_waking (see end_unseen): the wait is taken for blocked.
+	 * none, on_waking was not run (see end_unseen) and the kernel does not show it: blocked.
 	 */
 	if (w->reason != WAIT_PREEMPTED && w->reason != WAIT_NEW) {
 		if (w->wake_ns >= w->began_ns)
@@ -275,8 +279,11 @@ static __always_inline void end_unseen(struct waiting *w, struct task_struct *ta
 	const struct cpu_use use = use_of(task);
 	u64 end = w->wake_ns;
 
-	if (w->use.switches && use.switches - w->use.switches == 1)
+	if (w->use.switches && use.switches - w->use.switches == 1) {
 		end = now - (use.run_ns - w->use.run_ns);
+		if (!w->wake_ns)
+			w->wake_ns = end - (use.ready_ns - w->use.ready_ns);
+	}
 	if (end < w->began_ns || end > now) {
 		count_loss(LOSS_UNSEEN_SWITCH);
 		return;
@@ -340,6 +347,19 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }
 
+/* Since when a thread that gets its CPU now was in the run queue, as the kernel counts it; 0: not known. */
+static __always_inline u64 ready_since(struct task_struct *task, u64 now)
+{
+	struct task_struct___counters *counted = (void *)task;
+	u64 queued, ns;
+
+	if (!bpf_core_field_exists(counted->sched_info.last_queued))
+		return 0;
+	queued = counted->sched_info.last_queued;
+	ns = counted->se.cfs_rq->rq->clock - queued;
+	return queued && ns < now ? now - ns : 0;
+}
+
 static __always_inline void end_wait(struct task_struct *next, u64 now)
 {
 	struct wait_line *line = noted_line_of(next->pid);
@@ -361,6 +381,8 @@ static __always_inline void end_wait(struct task_struct *next, u64 now)
 		if (!from)
 			return;
 	}
+	if (!w->wake_ns) /* on_waking was not run: see end_unseen */
+		w->wake_ns = ready_since(next, now);
 	sum_ended(w, next, from, now);
 }
 
