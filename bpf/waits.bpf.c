@@ -24,6 +24,7 @@
 #include "trace_context.h"
 #include "short_waits.h"
 #include "wait_reason.h"
+#include "cpu_use.h"
 
 const volatile bool switch_has_state = false; /* sched_switch has the state as an argument (5.18) */
 const volatile bool measure_switch = false;   /* the time of each on_switch goes into unwind_cost */
@@ -31,26 +32,6 @@ const volatile u64 span_min_ns = 10000000;    /* waits at least this long become
 
 SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
 SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
-
-/* What a thread had of its CPUs. */
-struct cpu_use {
-	u64 run_ns;
-	u64 ready_ns; /* in run queues, until it last left one */
-	u64 switches; /* how often it left a CPU; 0: not known */
-};
-
-static __always_inline struct cpu_use use_of(struct task_struct *task)
-{
-	struct task_struct___counters *counted = (void *)task;
-	struct cpu_use use = {
-		.run_ns = counted->se.sum_exec_runtime,
-		.switches = counted->nvcsw + counted->nivcsw,
-	};
-
-	if (bpf_core_field_exists(counted->sched_info.run_delay)) /* CONFIG_SCHED_INFO */
-		use.ready_ns = counted->sched_info.run_delay;
-	return use;
-}
 
 /* A wait in progress; counted_ns is 0 while the thread runs. */
 struct waiting {
@@ -286,6 +267,7 @@ static __always_inline void end_unseen(struct waiting *w, struct task_struct *ta
 	}
 	if (end < w->began_ns || end > now) {
 		count_loss(LOSS_UNSEEN_SWITCH);
+		w->wake_ns = 0;
 		return;
 	}
 	sum_ended(w, task, from, end);
@@ -345,19 +327,6 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	}
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);
-}
-
-/* Since when a thread that gets its CPU now was in the run queue, as the kernel counts it; 0: not known. */
-static __always_inline u64 ready_since(struct task_struct *task, u64 now)
-{
-	struct task_struct___counters *counted = (void *)task;
-	u64 queued, ns;
-
-	if (!bpf_core_field_exists(counted->sched_info.last_queued))
-		return 0;
-	queued = counted->sched_info.last_queued;
-	ns = counted->se.cfs_rq->rq->clock - queued;
-	return queued && ns < now ? now - ns : 0;
 }
 
 static __always_inline void end_wait(struct task_struct *next, u64 now)

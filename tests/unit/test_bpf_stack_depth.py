@@ -10,8 +10,6 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 512
 ROUNDED_TO = 32
@@ -121,10 +119,10 @@ def objects() -> list[Path]:
         ROOT.glob("build/target/release/build/sonde-native-*/out"),
         key=lambda folder: folder.stat().st_mtime,
     )
-    return sorted(found[-1].glob("*.bpf.o")) if found else []
+    assert found, "scripts/setup build"
+    return sorted(found[-1].glob("*.bpf.o"))
 
 
-@pytest.mark.skipif(not objects(), reason="nothing is built")
 def test_no_program_needs_more_stack_than_old_kernels_give():
     seen = 0
     for path in objects():
@@ -136,14 +134,12 @@ def test_no_program_needs_more_stack_than_old_kernels_give():
     assert seen > 20
 
 
-@pytest.mark.skipif(not objects(), reason="nothing is built")
 def test_calls_and_callbacks_are_followed():
     memory = BpfElf(next(path for path in objects() if path.name == "memory.bpf.o"))
     assert {"leave_piece", "count_mapping"} <= memory.calls["on_call"]
     assert 32 <= memory.depth["leave_piece"] <= MOST
 
 
-@pytest.mark.skipif(not objects(), reason="nothing is built")
 def test_programs_that_are_preempted_by_themselves_stay_on_their_threads_stack():
     seen = set()
     for path in objects():
