@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ownership": set(),
     "private_files": {"errors", "ownership"},
     "start_module": set(),
+    "without_pandas": set(),
     "system_libraries": {"ownership"},
     "interpreter": {"ownership"},
     "procfs": {"interpreter"},
@@ -59,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": {
         *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
         *("limits", "model", "notify", "ownership", "procfs", "protobuf_size", "query"),
-        *("recording", "store"),
+        *("recording", "store", "without_pandas"),
     },
     "mcp": {"errors", "server"},
     "readers": {"apis", "errors", "input_files", "limits", "model", "protobuf_size"},

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -32,6 +33,27 @@ def run_as(command: Callable[[argparse.Namespace], int], monkeypatch: pytest.Mon
     parser.set_defaults(run=command, command="test")
     monkeypatch.setattr(cli, "build_parser", lambda: parser)
     return cli.main([])
+
+
+def test_commands_import_no_pandas(tmp_path: Path) -> None:
+    """Arrow would, where it is installed: half a second for each command."""
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").write_text("raise SystemExit('pandas was imported')")
+    capture = Path(__file__).parents[1] / "data" / "h200_input_pipeline.sonde"
+    for command in (
+        ["report", "--format", "summary"],
+        ["report", "--format", "json"],
+        ["explain"],
+        ["diff", str(capture)],
+    ):
+        done = sonde_command(*command, str(capture), PYTHONPATH=str(tmp_path))
+
+        assert (done.returncode, done.stderr) == (0, "")
+    # ... which the test would notice:
+    code = "import pyarrow; pyarrow.array([1]).to_pandas()"
+    environ = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    assert "pandas was imported" in done.stderr
 
 
 def test_version() -> None:

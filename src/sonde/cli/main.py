@@ -18,6 +18,7 @@ from sonde import __version__
 from sonde.cli import pause_signals
 from sonde.errors import MissingDependency, SondeError
 from sonde.export.layout import one_line
+from sonde.without_pandas import keep_pandas_out
 
 COMMANDS = {
     "doctor": "what this machine can observe, what is missing, and how to fix it",
@@ -124,6 +125,7 @@ def run() -> NoReturn:
     before it exits, and would be killed by them.
     """
     pause_signals.catch_early()
+    keep_pandas_out()
     code = main()
     for number in (signal.SIGINT, *pause_signals.SIGNALS):
         signal.signal(number, signal.SIG_IGN)

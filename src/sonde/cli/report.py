@@ -312,7 +312,6 @@ def _read(path: Path, unused: Collection[str]) -> Capture:
     # The system's allocator frees memory at once; Arrow's default keeps a fifth of what a report
     # needs.
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
-    _keep_pandas_out(pyarrow)
     began = time.monotonic()
     shown = False
 
@@ -333,26 +332,6 @@ def _read(path: Path, unused: Collection[str]) -> Capture:
     finally:
         if shown:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
-
-
-def _keep_pandas_out(pyarrow: Any) -> None:
-    """Let Arrow find no pandas, which no report needs: where it is installed, Arrow imports it with
-    the first value that it converts, which takes a quarter of a second and 30 MB."""
-    sys.meta_path.insert(0, _NoPandas)
-    try:
-        pyarrow.scalar(0)
-    finally:
-        sys.meta_path.remove(_NoPandas)
-
-
-class _NoPandas:
-    """Makes the import of pandas fail, as if it were not installed."""
-
-    @classmethod
-    def find_spec(cls, name: str, *_: object) -> None:
-        """Raises ModuleNotFoundError for pandas."""
-        if name == "pandas":
-            raise ModuleNotFoundError("a report needs no pandas", name=name)
 
 
 def _with_lines(capture: Capture) -> Capture:

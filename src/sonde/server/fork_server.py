@@ -33,6 +33,7 @@ from sonde import interpreter
 from sonde.server import open_recording, question_child
 from sonde.server.children import limit_libraries
 from sonde.server.forked_children import PACKET_BYTES, STARTED, WHOLE
+from sonde.without_pandas import keep_pandas_out
 
 CHILDREN = {one.__name__: one.main for one in (question_child, open_recording)}
 """What children run by the name of its module: each sets its limits first."""
@@ -79,11 +80,9 @@ def preload() -> None:
     # A thread of a pool of memory that Arrow is not to use.
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"
     limit_libraries()
+    keep_pandas_out()
     for name in _USED_LATER:
         importlib.import_module(name)
-    import pyarrow as pa
-
-    pa.array([0]).to_numpy()  # which imports pandas where it is installed
     if len([*Path("/proc/self/task").iterdir()]) != 1:
         raise RuntimeError("an import has started a thread")
     gc.collect()
