@@ -144,6 +144,8 @@ def test_a_name_that_no_running_process_has_brings_a_similar_one(start: Start) -
 
     with pytest.raises(UsageError, match=r"did you mean named_almost_so\.py\?"):
         pid_of("named_almots_so.py")
+    with pytest.raises(UsageError, match=r"did you mean named_almost_so\.py\?"):
+        pid_of("Almost_so")
 
 
 @pytest.mark.parametrize(

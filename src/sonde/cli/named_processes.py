@@ -35,6 +35,8 @@ _COMPARED: Final = 4_096
 """Processes whose names are compared with one that nobody has."""
 _ALIKE: Final = 0.7
 """From which similarity (difflib) on a name is proposed."""
+_LEAST_PART: Final = 3
+"""Characters of a name from which on longer ones that contain it are proposed."""
 _PIDS_END: Final = 1 << 31
 
 
@@ -184,11 +186,15 @@ def _without_suffix(word: str) -> str:
 
 
 def _similar(name: str, called: Iterable[Iterable[str]]) -> str:
-    """' (did you mean ...?)', where a process has a name that is spelled alike; '' without one."""
+    """' (did you mean ...?)', where a process has a name that is spelled alike, or that the given
+    one is a part of; '' without one. Case does not count."""
     words = {word for its in islice(called, _COMPARED) for word in _words(its) if len(word) > 1}
-    wanted = name.rpartition("/")[2] or name
-    bare = {_without_suffix(word): word for word in sorted(words)}
-    found = difflib.get_close_matches(_without_suffix(wanted), bare, 1, _ALIKE)
+    wanted = _without_suffix(name.rpartition("/")[2] or name).casefold()
+    bare = {_without_suffix(word).casefold(): word for word in sorted(words)}
+    found = difflib.get_close_matches(wanted, bare, 1, _ALIKE)
+    if not found and len(wanted) >= _LEAST_PART:
+        longer = (word for word in bare if wanted in word.rpartition("/")[2])
+        found = sorted(longer, key=lambda word: (not word.startswith(wanted), len(word), word))
     return f" (did you mean {one_line(bare[found[0]])[:MOST_SHOWN]}?)" if found else ""
 
 
