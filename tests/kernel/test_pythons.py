@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import pytest
 import test_stacks
 
 from sonde import procfs
+from sonde.export import folded
+from sonde.model.profile import ProfileKind
 from sonde.unwind.python_threads import MAX_NAME
 
 pytestmark = pytest.mark.bpf
@@ -26,6 +29,8 @@ FOUND = sorted(ROOT.glob("build/pythons/*/root/usr/bin/python3.*"))
 
 
 NAMED = ROOT / "tests" / "programs" / "python" / "named_threads.py"
+SHARES = ROOT / "tests" / "programs" / "python" / "shares_lock.py"
+COLLECTS = ROOT / "tests" / "programs" / "python" / "collects.py"
 
 
 REFUSED = {
@@ -39,21 +44,28 @@ def name_of(python):
     return f"{python.parents[3].name}-{python.name}"
 
 
-def walked(record, python):
-    """(stacks, last value of the counter of refused interpreters) of the known tree at work."""
+def recorded(record, python, program, seconds=None):
+    """(recorder of 3 s of a program with its interpreter, the program's output where it runs for
+    `seconds`; else it is ended)."""
     root = python.parents[2]
-    shutil.copy(SOURCE, root / "tmp" / "tree.py")
-    command = ["chroot", str(root), f"/usr/bin/{python.name}", "/tmp/tree.py", "60"]
-    process = subprocess.Popen(command)
+    shutil.copy(program, root / "tmp" / program.name)
+    command = ["chroot", str(root), f"/usr/bin/{python.name}", f"/tmp/{program.name}"]
+    process = subprocess.Popen([*command, str(seconds or 60)], stdout=subprocess.PIPE)
     try:
         time.sleep(1)
         with record(
             *("-F", str(test_stacks.HZ), "--no-device", "-p", str(process.pid), "-d", "3")
         ) as recorder:
             recorder.process.wait(60)
+        return recorder, process.stdout.read() if seconds else b""
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
+
+
+def walked(record, python):
+    """(stacks, last value of the counter of refused interpreters) of the known tree at work."""
+    recorder, _ = recorded(record, python, SOURCE)
     refused = recorder.rows("SELECT max(value) FROM metric WHERE series LIKE '%python_refused'")
     return test_stacks.stacks(recorder), refused[0][0] or 0
 
@@ -107,3 +119,31 @@ def test_threads_have_the_names_that_the_program_gave_them(python):
         return
     shown = [procfs.text(name.encode())[:MAX_NAME] for name in names.values()]
     assert sorted(["MainThread", *dumped.values()]) == sorted(shown)
+
+
+@pytest.mark.parametrize("python", FOUND, ids=name_of)
+def test_the_garbage_collector_has_a_name_in_a_stripped_interpreter(record, python):
+    """The truth is the interpreter's own callbacks."""
+    recorder, printed = recorded(record, python, COLLECTS, 6)
+    truth = float(printed)
+    seen = test_stacks.stacks(recorder)
+    total = sum(count for _, _, count in seen)
+    collecting = sum(
+        count for frames, _, count in seen if any(it["function"] == "gc_collect" for it in frames)
+    )
+    assert total > 300
+    assert 0.1 < truth < 0.9
+    assert collecting / total == pytest.approx(truth, abs=0.08)
+
+
+@pytest.mark.parametrize("python", FOUND, ids=name_of)
+def test_waits_for_the_interpreter_lock_have_its_name_in_a_stripped_interpreter(record, python):
+    recorder, _ = recorded(record, python, SHARES)
+    out = io.BytesIO()
+    folded.write(recorder.session, out, kinds=(ProfileKind.OFF_CPU,))
+    lines = [line.rpartition(" ") for line in out.getvalue().decode().splitlines()]
+    # The main thread waits for the two: the same function, another lock.
+    waits = [(stack, int(us)) for stack, _, us in lines if "pthread_cond" in stack]
+    named = sum(us for stack, us in waits if ";take_gil;" in stack)
+    assert named > 1_000_000
+    assert named > 0.95 * sum(us for _, us in waits), waits

@@ -22,3 +22,4 @@ pub mod probe;
 pub mod record;
 pub mod section;
 pub mod site;
+pub mod unexported;

@@ -10,6 +10,7 @@ use object::elf;
 use sonde_elf::debug_file;
 use sonde_elf::file::{open, ElfFile, Identity, Layout, Section, Symbol};
 use sonde_elf::pclntab::Pclntab;
+use sonde_elf::unexported;
 
 use crate::names;
 
@@ -27,6 +28,13 @@ const MAX_CANDIDATES: usize = 32;
 /// size is read from the file.
 const SIZE_UNIT: u64 = 16;
 const LARGEST: u16 = u16::MAX;
+
+/// A file that exports more is not searched for `UNEXPORTED`: interpreters export a tenth of it.
+const MAX_EXPORTS_OF_PYTHON: usize = 1 << 16;
+/// Functions of CPython that are not exported: (the exported one that calls it, its name). The
+/// collector is gc_collect_main or gc_collect_with_callback, which depends on the version.
+const UNEXPORTED: [(&str, &str); 2] =
+    [("PyGC_Collect", "gc_collect"), ("PyEval_RestoreThread", "take_gil")];
 
 /// A function.
 struct Entry {
@@ -60,6 +68,8 @@ pub struct Index {
     table: elf::SectionType,
     /// Go's own table, where entries are from that.
     go: Option<Pclntab>,
+    /// Of `UNEXPORTED`, what is there and has no name in the file: start and end, less `base`; name.
+    unexported: Vec<(u64, u64, &'static str)>,
     /// The file that has the symbols, where it is not the one that is run.
     debug_file: Option<DebugFile>,
     /// By the start of the function, less `base`.
@@ -114,7 +124,7 @@ fn base_of(file: &ElfFile) -> u64 {
 
 impl Index {
     /// From the file's symbols, else those of its debug file, else Go's table, else what the file
-    /// exports.
+    /// exports, with `UNEXPORTED` beside it.
     pub fn build(file: &ElfFile) -> Result<Self> {
         let mut this = Self {
             base: 0,
@@ -122,6 +132,7 @@ impl Index {
             sizes: Vec::new(),
             table: elf::SHT_SYMTAB,
             go: None,
+            unexported: Vec::new(),
             debug_file: None,
             named: HashMap::new(),
             name_bytes: 0,
@@ -142,9 +153,38 @@ impl Index {
             if let Some((table, _)) = file.symbol_table(elf::SHT_DYNSYM) {
                 this.table = elf::SHT_DYNSYM;
                 this.fill(file, table)?;
+                this.unexported = this.find_unexported(file);
             }
         }
         Ok(this)
+    }
+
+    /// Of a file that cannot be searched there is none.
+    fn find_unexported(&self, file: &ElfFile) -> Vec<(u64, u64, &'static str)> {
+        if self.entries.len() > MAX_EXPORTS_OF_PYTHON {
+            return Vec::new();
+        }
+        let has_name = |start| self.entries.binary_search_by_key(&start, |it| it.start).is_ok();
+        let unnamed = |&(start, end): &unexported::Extent| {
+            let start = start.checked_sub(self.base)?;
+            let is_named = u32::try_from(start).is_ok_and(has_name);
+            (!is_named).then_some((start, end - self.base))
+        };
+        let callers = UNEXPORTED.map(|it| it.0);
+        let called = unexported::called_by(file, &callers).unwrap_or_default();
+        UNEXPORTED
+            .into_iter()
+            .filter_map(|(caller, name)| {
+                let (start, end) = called.get(caller)?.iter().find_map(unnamed)?;
+                Some((start, end, name))
+            })
+            .collect()
+    }
+
+    /// That of `unexported` which holds the address (less `base`).
+    fn unexported_at(&self, at: u64) -> Option<(String, u64)> {
+        let holds = |it: &&(u64, u64, &str)| (it.0..it.1).contains(&at);
+        self.unexported.iter().find(holds).map(|it| (it.2.to_owned(), at - it.0))
     }
 
     fn fill(&mut self, file: &ElfFile, table: &Section) -> Result<()> {
@@ -196,7 +236,8 @@ impl Index {
     pub fn bytes(&self) -> usize {
         let debug_file = self.debug_file.as_ref().map_or(0, |it| it.layout.bytes());
         let entries = self.entries.len() * (size_of::<Entry>() + size_of::<u16>());
-        size_of::<Self>() + entries + debug_file
+        let unexported = self.unexported.len() * size_of::<(u64, u64, &str)>();
+        size_of::<Self>() + entries + debug_file + unexported
     }
 
     /// Memory of the names that are kept.
@@ -228,7 +269,8 @@ impl Index {
                 let source = Source { file, table, strings };
                 for (found, address) in found.iter_mut().zip(&addresses) {
                     if found.is_none() {
-                        *found = Some(address.and_then(|at| self.function(&source, at)));
+                        let at = |at| self.function(&source, at).or_else(|| self.unexported_at(at));
+                        *found = Some(address.and_then(at));
                     }
                 }
             }

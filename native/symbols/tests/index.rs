@@ -135,6 +135,68 @@ fn files_of_one_identity_are_kept_apart_by_their_numbers() {
     }
 }
 
+/// A file that exports `exports`, with functions that start where `starts` says, and the code at the
+/// first one.
+fn stripped(exports: &[(&str, u64)], starts: &[u64], code: &[u8]) -> (Vec<u8>, u64) {
+    const SHT_DYNSYM: u8 = 11;
+    let mut text = [0x90; CODE_BYTES];
+    text[..code.len()].copy_from_slice(code);
+    let mut image = Image::default();
+    let at = image.section(".text", &text);
+    let rows = at + CODE_BYTES as u64; // where the next section is
+    let mut table = vec![1, 0x1b, 0x03, 0x3b, 0, 0, 0, 0];
+    table.extend((starts.len() as u32).to_le_bytes());
+    for start in starts {
+        table.extend(((at + start).wrapping_sub(rows) as u32).to_le_bytes());
+        table.extend(0u32.to_le_bytes());
+    }
+    assert_eq!(image.section(".eh_frame_hdr", &table), rows);
+    for &(name, start) in exports {
+        image.symbol(name, at + start, 16);
+    }
+    let mut bytes = image.finish();
+    let sections = u64::from_le_bytes(bytes[0x28..0x30].try_into().unwrap()) as usize;
+    bytes[sections + 3 * 64 + 4] = SHT_DYNSYM;
+    (bytes, at - 0x1000)
+}
+
+#[test]
+fn what_python_does_not_export_is_what_its_exported_functions_call() {
+    // call +32; call +48; call +64; ret
+    let code = [0xe8, 27, 0, 0, 0, 0xe8, 38, 0, 0, 0, 0xe8, 49, 0, 0, 0, 0xc3];
+    let exports = [("PyGC_Collect", 0), ("PyErr_Restore", 64)];
+    let starts = [0, 32, 48, 64, 200, 240];
+    let at = |exports: &[(&str, u64)], starts: &[u64], places: &[u64]| {
+        let (bytes, at) = stripped(exports, starts, &code);
+        let file = parse(&bytes).unwrap();
+        let offsets: Vec<_> = places.iter().map(|it| at + it).collect();
+        Index::build(&file).unwrap().find(&file, &offsets)
+    };
+
+    // 16 bytes each without a name; a tie is decided by the address
+    let found = at(&exports, &starts, &[0, 33, 47, 48, 70, 100, 220]);
+    let expected = [
+        symbol("PyGC_Collect", 0),
+        symbol("gc_collect", 1),
+        symbol("gc_collect", 15),
+        None,
+        symbol("PyErr_Restore", 6),
+        None,
+        None,
+    ];
+    assert_eq!(found, expected);
+    // the larger one
+    let found = at(&exports[..1], &starts, &[33, 64, 199, 200]);
+    assert_eq!(found, [None, symbol("gc_collect", 0), symbol("gc_collect", 135), None]);
+    // nothing described, no call to where a function starts, none of that name
+    assert_eq!(at(&exports, &[], &[33]), [None]);
+    assert_eq!(at(&exports, &[0, 33, 49, 65, 240], &[33]), [None]);
+    assert_eq!(at(&[("PyGC_Enable", 0)], &starts, &[33]), [None]);
+    // each caller has its own
+    let found = at(&[("PyEval_RestoreThread", 0)], &starts, &[33, 64]);
+    assert_eq!(found, [None, symbol("take_gil", 0)]);
+}
+
 #[test]
 fn who_holds_most_gives_way_first() {
     let small = image(&[("f", 0, 16)]);
