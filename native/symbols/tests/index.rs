@@ -135,7 +135,7 @@ fn files_of_one_identity_are_kept_apart_by_their_numbers() {
     }
 }
 
-/// A file that exports `exports`, with functions that start where `starts` says, and the code at the
+/// A file that exports `exports`, with functions that begin at `starts`, and the code at the
 /// first one.
 fn stripped(exports: &[(&str, u64)], starts: &[u64], code: &[u8]) -> (Vec<u8>, u64) {
     const SHT_DYNSYM: u8 = 11;
