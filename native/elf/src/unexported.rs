@@ -70,10 +70,11 @@ fn targets(machine: elf::Machine, body: &[u8], start: u64) -> Vec<u64> {
             .map(|it| it.near_branch_target())
             .take(MAX_CALLED)
             .collect(),
-        elf::EM_AARCH64 => (start..)
-            .step_by(4)
-            .zip(body.chunks_exact(4))
-            .filter_map(|(at, raw)| {
+        elf::EM_AARCH64 => body
+            .chunks_exact(4)
+            .enumerate()
+            .filter_map(|(number, raw)| {
+                let at = start.wrapping_add(4 * number as u64);
                 let word = u32::from_le_bytes(raw.try_into().unwrap());
                 // bl: a signed distance of 26 bits, in words
                 let words = i64::from((word << 6) as i32 >> 6);

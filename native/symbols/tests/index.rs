@@ -198,6 +198,23 @@ fn what_python_does_not_export_is_what_its_exported_functions_call() {
 }
 
 #[test]
+fn the_same_on_arm64() {
+    const EM_AARCH64: u8 = 183;
+    // bl +32; bl +64; ret
+    let code: Vec<u8> = [0x9400_0008_u32, 0x9400_000f, 0xd65f_03c0]
+        .iter()
+        .flat_map(|it| it.to_le_bytes())
+        .collect();
+    let (mut bytes, at) = stripped(&[("PyGC_Collect", 0)], &[0, 32, 48, 64, 200, 240], &code);
+    bytes[18] = EM_AARCH64;
+    let file = parse(&bytes).unwrap();
+
+    let found = Index::build(&file).unwrap().find(&file, &[at + 33, at + 64, at + 199, at + 200]);
+
+    assert_eq!(found, [None, symbol("gc_collect", 0), symbol("gc_collect", 135), None]);
+}
+
+#[test]
 fn who_holds_most_gives_way_first() {
     let small = image(&[("f", 0, 16)]);
     let many: Vec<_> = (0..4000).map(|n| ("g", n * 16, 16)).collect();
