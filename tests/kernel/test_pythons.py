@@ -44,23 +44,24 @@ def name_of(python):
     return f"{python.parents[3].name}-{python.name}"
 
 
-def recorded(record, python, program, seconds=None):
-    """(recorder of 3 s of a program with its interpreter, the program's output where it runs for
-    `seconds`; else it is ended)."""
+def recorded(record, python, program):
+    """(recorder of 3 s of a program with its interpreter, what the program printed until it was
+    asked to end)."""
     root = python.parents[2]
     shutil.copy(program, root / "tmp" / program.name)
-    command = ["chroot", str(root), f"/usr/bin/{python.name}", f"/tmp/{program.name}"]
-    process = subprocess.Popen([*command, str(seconds or 60)], stdout=subprocess.PIPE)
+    command = ["chroot", str(root), f"/usr/bin/{python.name}", f"/tmp/{program.name}", "60"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         time.sleep(1)
         with record(
             *("-F", str(test_stacks.HZ), "--no-device", "-p", str(process.pid), "-d", "3")
         ) as recorder:
             recorder.process.wait(60)
-        return recorder, process.stdout.read() if seconds else b""
+        process.terminate()
+        return recorder, process.communicate(timeout=30)[0]
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def walked(record, python):
@@ -124,7 +125,7 @@ def test_threads_have_the_names_that_the_program_gave_them(python):
 @pytest.mark.parametrize("python", FOUND, ids=name_of)
 def test_the_garbage_collector_has_a_name_in_a_stripped_interpreter(record, python):
     """The truth is the interpreter's own callbacks."""
-    recorder, printed = recorded(record, python, COLLECTS, 6)
+    recorder, printed = recorded(record, python, COLLECTS)
     truth = float(printed)
     seen = test_stacks.stacks(recorder)
     total = sum(count for _, _, count in seen)

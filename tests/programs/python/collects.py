@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collects garbage for a part of its time, asked for and by itself, and prints which part.
 
-python3 collects.py SECONDS: CPU time in the collector, and in all, as the interpreter's own
-callbacks have it (`gc.callbacks`).
+python3 collects.py SECONDS, or until SIGTERM. The truth is CPU time between the interpreter's own
+callbacks (`gc.callbacks`).
 """
 
 import gc
+import signal
 import sys
 import time
 
@@ -23,8 +24,10 @@ def note(phase, _):
 
 gc.callbacks.append(note)
 KEPT = [{"of": None} for _ in range(200_000)]
+ends = []
+signal.signal(signal.SIGTERM, lambda *_: ends.append(True))
 until = time.monotonic() + float(sys.argv[1])
-while time.monotonic() < until:
+while time.monotonic() < until and not ends:
     several = [[number] for number in range(20_000)]
     sum(range(400_000))
     if len(KEPT) == 200_000:
