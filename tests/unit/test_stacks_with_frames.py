@@ -107,4 +107,7 @@ def test_of_no_stacks():
     assert frames.holding_each(["work"])[0].tolist() == [False]
     none = pa.chunked_array([pa.array([], pa.uint64())])
     assert frames.functions(Interner(), none).dtype == np.int32
+    naming = Interner()
+    unknown = pa.chunked_array([pa.array([5, 6], pa.uint64())])
+    assert [naming.names[it] for it in frames.functions(naming, unknown)] == ["", ""]
     assert frames.roles.activity.tolist() == [frames.roles.activity[0]]

@@ -189,12 +189,10 @@ class Frames:
             positions = np.flatnonzero(wanted[flat])[::-1]
             leaf[self._parents[part][positions]] = flat[positions]  # the last one remains
         rows, inverse = np.unique(leaf[self.row_of(stack_ids)], return_inverse=True)
-        texts = self._function.take(pa.array(np.maximum(rows, 0))).to_pylist() if len(rows) else []
-        names = [
-            naming.name(text if row >= 0 else "")
-            for row, text in zip(rows.tolist(), texts, strict=True)
-        ]
-        found: I32 = np.array(names, np.int32)[inverse]
+        texts = [""] * np.count_nonzero(rows < 0)  # in order: without a name comes first
+        if len(known := rows[len(texts) :]):
+            texts += self._function.take(pa.array(known)).to_pylist()
+        found: I32 = np.array([naming.name(text) for text in texts], np.int32)[inverse]
         return found
 
     def _blocks(self) -> Iterator[slice]:
