@@ -18,7 +18,7 @@ import ctypes, os, time
 worker = not os.fork()
 if worker:
     ctypes.CDLL(None).prctl(15, b"pt_data_worker", 0, 0, 0)
-os.write(1, b"%d\n" % os.getpid())  # one write: both print into one pipe
+os.write(1, b"%d\\n" % os.getpid())  # one write: both print into one pipe
 until = time.monotonic() + 60
 while time.monotonic() < until:
     sum(range(2000))
