@@ -13,13 +13,13 @@ from sonde.analyze.blame import blame_device
 from sonde.analyze.causes import CAUSES
 from sonde.analyze.merge import with_interpreter_lock
 from sonde.model.causes import Cause
+from sonde.model.interner import Interner
 from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
     DeviceUse,
     HostKind,
-    Interner,
     Memory,
     StateKind,
     Timeline,

@@ -20,12 +20,12 @@ import numpy as np
 
 from sonde.analyze.stalls import stalls_of
 from sonde.analyze.steps import steps_of
+from sonde.model.interner import Interner
 from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
     HostKind,
-    Interner,
     Timeline,
     events,
 )

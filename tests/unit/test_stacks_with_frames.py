@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sonde.model.timeline import Interner
+from sonde.model.interner import Interner
 from sonde.query import columns
 from sonde.query.columns import Frames
 from sonde.query.schema import TABLES

@@ -13,13 +13,13 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.model.devices import index_of, same_devices
+from sonde.model.interner import Interner
 from sonde.model.single_runs import no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
     DeviceUse,
     Events,
-    Interner,
     Samples,
     StateKind,
     Timeline,

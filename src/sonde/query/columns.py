@@ -15,7 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sonde.model.timeline import I32, I64, U8, Interner, Mask
+from sonde.model.interner import Interner
+from sonde.model.timeline import I32, I64, U8, Mask
 from sonde.query.stack_roles import StackRoles, stack_roles
 
 _BLOCK = 1 << 18

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 
 from sonde.model.collectives import is_collective
 from sonde.model.distinct_rows import distinct_rows
+from sonde.model.interner import Interner
 from sonde.model.single_runs import SingleRuns, no_single_runs
 from sonde.model.timeline import (
     I32,
     I64,
     CallKind,
     CopyDirection,
-    Interner,
     Mask,
     Total,
     TotalKind,

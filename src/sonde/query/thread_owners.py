@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
-from sonde.model.timeline import Interner, ThreadOwner
+from sonde.model.interner import Interner
+from sonde.model.timeline import ThreadOwner
 from sonde.query.columns import Frames, ThreadTracks
 
 _OWNERS = tuple(ThreadOwner)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from sonde.model.collectives import is_collective
 from sonde.model.devices import index_of
 from sonde.model.distinct_rows import distinct_rows
+from sonde.model.interner import Interner
 from sonde.model.libraries import GIL_FRAMES
 from sonde.model.other_threads import no_other_threads
 from sonde.model.timeline import (
@@ -24,7 +25,6 @@ from sonde.model.timeline import (
     CallKind,
     DeviceKind,
     Events,
-    Interner,
     Mask,
     Samples,
     Scheduling,

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 from sonde.limits import Budget, text_bytes
-from sonde.model.timeline import Interner
+from sonde.model.interner import Interner
 
 NAME_BYTES: Final = 200
 """Memory of a name beside its text, from reading to the verdict."""

@@ -20,12 +20,12 @@ import numpy as np
 from sonde.errors import CaptureTooLarge, NotACapture
 from sonde.limits import MAX_NAME_CHARS, Budget, shortened, text_bytes
 from sonde.model.collectives import is_collective
+from sonde.model.interner import Interner
 from sonde.model.timeline import (
     CallKind,
     CopyDirection,
     DeviceKind,
     HostKind,
-    Interner,
     Memory,
     StreamWaits,
     Timeline,
