@@ -113,7 +113,7 @@ def claims() -> Iterator[tuple[str, str, str]]:
             yield one, result, f"{len(programs) - len(wrong)} of {len(programs)}"
             yield one, result, f"{sum(row['is_right'] for row in exam)} of {len(exam)}"
             yield one, result, f"{placed.count(True)} of {len(placed)}"
-    sealed = (f"exam-{number}-traces-sealed" for number in (9, 10, 11))
+    sealed = (f"exam-{number}-traces-sealed" for number in (9, 10, 11, 12))
     for name in ("exam-7-traces", *sealed):
         traces = f"bench/explain/results/{name}.json"
         traced = loaded(traces)
