@@ -151,6 +151,35 @@ def test_pinning_is_distinguished_from_contention_by_the_cpus_it_had_before():
     assert found.cause == FaultCause.BAD_PINNING
 
 
+CROWDED = {"cpus": 4, "cpus_allowed": 1, "allowed": [0], "cpu_busy": {0: 1.0, 1: 0.1, 2: 0.0}}
+
+
+@pytest.mark.parametrize(
+    ("before", "others", "busy", "cause"),
+    [
+        (1, 0.5, 1.0, FaultCause.CPU_CONTENTION),  # somebody came to the CPU it always had
+        (0, 0.5, 1.0, FaultCause.BAD_PINNING),  # not known what it had
+        (2, 0.5, 1.0, FaultCause.BAD_PINNING),  # its CPUs became fewer
+        (1, 0.1, 1.0, FaultCause.BAD_PINNING),  # nobody came
+        (1, 0.9, 0.6, FaultCause.BAD_PINNING),  # somebody came, elsewhere
+    ],
+)
+def test_who_comes_to_the_cpus_of_a_pinned_process_is_what_changed(before, others, busy, cause):
+    slow = ticks(p100=process(0.5, 0.4), p200=process(others))
+    facts = CROWDED | {"cpu_busy": CROWDED["cpu_busy"] | {0: busy}}
+    one = window(slow, **facts)
+    one.facts[0].cpus_before = before
+    found = explain(one, is_last_look=True)
+    assert found is not None
+    assert found.cause == cause
+    if cause == FaultCause.CPU_CONTENTION:
+        offender = found.candidates[0].offender
+        assert offender is not None and offender.pid == OTHER
+        assert "1 of 4 CPUs, as before; 1.90 of the others" in " ".join(
+            found.candidates[0].evidence
+        )
+
+
 @pytest.mark.parametrize(
     ("state", "frozen"), [("T", False), ("S", True)], ids=["signal", "control group"]
 )

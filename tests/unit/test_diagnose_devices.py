@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from test_diagnose import OTHER, TICK_NS, TICKS, VICTIM, moment, noticed, window
+from test_diagnose import CHILD, OTHER, TICK_NS, TICKS, VICTIM, moment, noticed, process, window
 
 from sonde.agent.device_moments import MAX_DEVICES, MAX_SHARES, DeviceReader
 from sonde.agent.moments import MAX_CALLS, MomentMaker
@@ -291,6 +291,24 @@ def test_threads_that_hand_work_on_wait_for_no_lock():
     found = verdict(after, before)
     assert found.cause != FaultCause.LOCK
     assert found.lost.get(Part.LOCK, 0.0) == 0.0
+
+
+@pytest.mark.parametrize(("work", "is_loader"), [(0.7, True), (0.0, False)])
+def test_steps_that_wait_for_a_worker_s_results_are_the_loader_s(work, is_loader):
+    """The thread that launches waits for one that takes what the worker hands over."""
+
+    def loading(number: int, steps: int, waits: float, own: float) -> Moment:
+        one = handed(number, steps, waits, sync=0.2)
+        one.processes[VICTIM].waits.append(
+            Wait(103, "read", "", steps, int(0.1 * TICK_NS * (12 / steps)), 0, 0, CHILD, CHILD)
+        )
+        one.processes[CHILD] = process(own)
+        return one
+
+    before = [loading(number, 12, 0.1, 0.1) for number in range(TICKS)]
+    after = [loading(TICKS + number, 6, 0.6, 0.1 + work) for number in range(8)]
+    found = verdict(after, before)
+    assert (found.cause == FaultCause.SLOW_LOADER) == is_loader
 
 
 def test_waits_that_each_step_did_not_have_before_are_for_a_lock():

@@ -180,6 +180,37 @@ def test_a_wait_for_a_thread_that_is_held_up_itself_is_no_lock():
     assert lost.parts.get(Part.LOCK, 0.0) == pytest.approx(0.0, abs=0.01)
 
 
+TURNS = [VICTIM, VICTIM + 1, VICTIM + 2, VICTIM + 3]
+
+
+def _taking_turns(cpu: float, waited: float, ended_by=None, **held_up) -> ProcessMoment:
+    """A tick of four threads that take turns with a lock; each waits for the one before it."""
+    rows = [
+        wait(tid, "futex", waited, (VICTIM, ended_by or TURNS[number - 1]))
+        for number, tid in enumerate(TURNS)
+    ]
+    for reason, share in held_up.items():
+        rows += [wait(tid, reason, share) for tid in TURNS]
+    one = process(dict.fromkeys(TURNS, cpu), *rows)
+    if not held_up:
+        one.waits += [wait(tid, "preempted", 0.0, count=0, ready=0.2) for tid in TURNS]
+    return one
+
+
+@pytest.mark.parametrize(
+    ("now", "lock"),
+    [
+        (_taking_turns(0.1, 0.7), 0.0),  # each lacks a CPU while it has the lock
+        (_taking_turns(0.1, 0.7, sleep=0.2), 2.0),  # each sleeps with it
+        (_taking_turns(0.1, 0.7, ended_by=VICTIM + 9), 2.0),  # another thread has it
+    ],
+)
+def test_what_holds_up_threads_that_take_turns_is_no_lock(now, lock):
+    before = _taking_turns(0.2, 0.2, stopped=0.0)
+    lost = lost_time(window(moments(0, TICKS, {VICTIM: before}), moments(0, 4, {VICTIM: now})))
+    assert lost.parts.get(Part.LOCK, 0.0) == pytest.approx(lock, abs=0.01)
+
+
 def test_waits_in_a_queue_are_no_lock():
     idle = process({VICTIM: 0.4}, wait(VICTIM, "futex", 0.5, (VICTIM, VICTIM + 1)))
     idle.places.append(Place(VICTIM, "futex", 4, 0.5 * TICK_NS))

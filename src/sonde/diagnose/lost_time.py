@@ -73,12 +73,17 @@ MORE_OFTEN = 1.3
 SLOWER_STEPS = 0.85
 """Part of the usual pace of steps below which they are slower."""
 LOCKS = (Part.LOCK, Part.INTERPRETER_LOCK)
+QUEUES = 2.0
+"""A queue for a lock grows faster than the time for which each has it, by this much at most."""
 SERVED_BY_KERNEL = (Part.SYNC, Part.DISK)
 """Waits that a thread of the kernel ends, on a CPU that it took."""
 MORE_WAITS = 1.5
 """Times as many waits as before: then what they bring with them is due to them."""
 HINDRANCES = tuple(part for part in Part if part not in (Part.CPU, Part.QUEUE, Part.SLEEP))
 """Parts that count as lost time."""
+_NO_LOCKS = tuple(part for part in HINDRANCES if part not in (*LOCKS, Part.GARBAGE))
+_OWN = (Part.CPU, Part.GARBAGE, Part.SLEEP)
+"""What those who have a lock do with it themselves."""
 LACKED = tuple(part for part in HINDRANCES if part != Part.OTHER)
 """Parts that a thread may lose in a call of a device, too."""
 OnCpu = defaultdict[int, dict[Role, float]]
@@ -164,11 +169,15 @@ def lost_time(window: Window) -> Lost:
     known = device_calls.pace(window.before, window.after, window.victim)
     pace = 1.0 if known is None else known
     if known is not None and known > 0 and parts.get(Part.LOCK):
-        parts[Part.LOCK] = max(0.0, parts[Part.LOCK] - _handed_on(before, after, known))
+        handed_on = min(parts[Part.LOCK], _handed_on(before, after, known))
+        parts[Part.LOCK] -= handed_on
+        parts[Part.QUEUE] += handed_on
     lost.parts = dict(parts)
     _give_back(lost)
     _leave_out_behind(lost)
-    _add_device(window, lost.parts, pace)
+    by_device = _by_device(window)
+    _leave_out_convoy(lost, window.victim, sum(more for _, more in by_device))
+    _add_device(lost.parts, by_device, pace)
     lost.slowdown = max(_slowdown(before, after), min(100.0, 1 / max(0.01, pace)))
     return lost
 
@@ -185,19 +194,26 @@ def _handed_on(before: Side, after: Side, pace: float) -> float:
     return found
 
 
-def _add_device(window: Window, parts: dict[Part, float], pace: float) -> None:
+def _by_device(window: Window) -> list[tuple[Part, float]]:
+    """Seconds more in each second that the victim's threads are in calls of devices."""
+    before = device_calls.rates(window.before, window.victim)
+    after = device_calls.rates(window.after, window.victim)
+    return [
+        (Part.BUILD, device_calls.more_s(before, after, device_calls.BUILDS)),
+        (Part.MEMORY, device_calls.more_s(before, after, device_calls.MEMORY)),
+        (Part.DEVICE, device_calls.stretched_s(before, after)),
+    ]
+
+
+def _add_device(
+    parts: dict[Part, float], by_device: Iterable[tuple[Part, float]], pace: float
+) -> None:
     """Adds what the victim lost by its devices: beyond what its threads lacked otherwise, since a
     thread that waits for a CPU in such a call is longer in that call, too. `pace`: of its steps, as
     a part of the usual one."""
     lacked = sum(seconds for part, seconds in parts.items() if part in LACKED)
-    before = device_calls.rates(window.before, window.victim)
-    after = device_calls.rates(window.after, window.victim)
     known = left = lacked
-    for part, more in (
-        (Part.BUILD, device_calls.more_s(before, after, device_calls.BUILDS)),
-        (Part.MEMORY, device_calls.more_s(before, after, device_calls.MEMORY)),
-        (Part.DEVICE, device_calls.stretched_s(before, after)),
-    ):
+    for part, more in by_device:
         if more > left:
             parts[part] = more - left
             known += more - left
@@ -231,17 +247,52 @@ def _leave_out_behind(lost: Lost) -> None:
             if other == tid or other not in threads:
                 continue
             more = seconds - lost.before.ended_by.get(tid, {}).get(other, 0.0)
-            was, now = lost.before.times.get(other, {}), lost.after.times.get(other, {})
-            held_up = sum(
-                max(0.0, now.get(part, 0.0) - was.get(part, 0.0))
-                for part in HINDRANCES
-                if part not in (*LOCKS, Part.GARBAGE)
-            )
+            held_up = sum(it for part, it in _more(lost, [other]).items() if part in _NO_LOCKS)
             for part in LOCKS:
                 left_out = max(0.0, min(more, held_up, lost.parts.get(part, 0.0)))
                 if left_out:
                     lost.parts[part] -= left_out
                     more, held_up = more - left_out, held_up - left_out
+
+
+def _leave_out_convoy(lost: Lost, victim: int, in_device: float) -> None:
+    """Of threads that take turns with a lock each waits for all who are before it, and the one that
+    lets go of it is only the last of them. What holds them up while they have it, every one behind
+    waits for: that is no lock's. Work and sleep of those who have it are. `in_device`: seconds more
+    in each second in calls of devices, where they may be on a CPU, too."""
+    threads = frozenset(worked(lost.before))
+    turns = {
+        (tid, other)
+        for tid in threads
+        for other in lost.after.ended_by.get(tid, {})
+        if other in threads and other != tid
+    }
+    having = {other for _, other in turns}
+    behind_each = len(having.union(tid for tid, _ in turns)) - 1
+    was = lost.before.wakers.get(Part.LOCK, {})
+    by_others = sum(
+        max(0.0, seconds - was.get((pid, tid), 0.0))
+        for (pid, tid), seconds in lost.after.wakers.get(Part.LOCK, {}).items()
+        if pid and (pid != victim or tid not in threads)
+    )
+    waited = lost.parts.get(Part.LOCK, 0.0) - by_others
+    if behind_each < 2 or waited <= 0:
+        return  # of two, `_leave_out_behind` has what holds up the other one
+    held_up = sum(it for part, it in _more(lost, having).items() if part in _NO_LOCKS)
+    held_up = max(held_up, in_device)
+    own = sum(it for part, it in _more(lost, having).items() if part in _OWN)
+    share = held_up / (held_up + max(0.0, own - in_device)) if held_up > 0 else 0.0
+    lost.parts[Part.LOCK] -= min(waited * share, QUEUES * behind_each * held_up)
+
+
+def _more(lost: Lost, threads: Iterable[int]) -> dict[Part, float]:
+    """Seconds more in each second of these threads, by part, where it is more."""
+    found: dict[Part, float] = defaultdict(float)
+    for tid in threads:
+        was = lost.before.times.get(tid, {})
+        for part, seconds in lost.after.times.get(tid, {}).items():
+            found[part] += max(0.0, seconds - was.get(part, 0.0))
+    return found
 
 
 def worked(one: Side) -> list[int]:

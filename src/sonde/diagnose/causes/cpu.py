@@ -2,7 +2,8 @@
 """Without a CPU: a quota, a bad choice of CPUs, or others who use them.
 
 Looks like: threads are ready and wait. Under a quota the kernel counts throttled periods; with bad
-pinning CPUs that the process may not use are idle; else somebody else's CPU time rose.
+pinning CPUs that the process may not use are idle; else somebody else's CPU time rose. Where the
+process had as few CPUs before, and somebody else came to them, that one is what changed.
 What to do: raise the quota, widen the set of CPUs, or move one of the two.
 """
 
@@ -24,6 +25,10 @@ OF_LOST = 0.15
 """And this part of the time that the victim lost, of 1 s a second at most."""
 NAMED = 3
 """Other processes that evidence names."""
+AS_BEFORE = 0.3
+"""What counts of pinning where it is as it was before, and somebody else came to its CPUs."""
+SLACK = 0.15
+"""CPUs by which figures of processes and of CPUs may differ, as they are read at other times."""
 
 
 def quota(case: Case) -> Candidate | None:
@@ -69,11 +74,11 @@ def contention(case: Case) -> Candidate | None:
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
-    more = sorted(((case.grew("cpu", pid), pid) for pid in case.others()), reverse=True)
+    more = _grown(case)
     took = sum(max(0.0, cpu) for cpu, _ in more)
     offender: Offender | None = None
     against: list[str] = []
-    if more and more[0][0] >= max(OFFENCE, OF_LOST * min(left, 1.0)):
+    if _is_offence(more, left):
         cpu, pid = more[0]
         offender = case.offender(pid, f"used {cpu:.2f} CPUs more since then", cpu / max(took, 0.01))
         evidence += [
@@ -83,11 +88,26 @@ def contention(case: Case) -> Candidate | None:
         ]
     else:
         against.append("no other process used notably more CPU time")
+    if _is_crowded(case, ready):
+        evidence.append(
+            f"it may use {case.last.cpus_allowed} of {case.last.cpus} CPUs, as before; "
+            f"{_idle_elsewhere(case):.2f} of the others were idle"
+        )
     share = case.lost.share(Part.READY) * left / ready * (1.0 if offender else 0.3)
     step = "Give it separate CPUs, or the other one a quota."
     return Candidate(
         FaultCause.CPU_CONTENTION, share, tuple(evidence), tuple(against), offender, step
     )
+
+
+def _grown(case: Case) -> list[tuple[float, int]]:
+    """(CPUs more, pid) of other processes, most first."""
+    return sorted(((case.grew("cpu", pid), pid) for pid in case.others()), reverse=True)
+
+
+def _is_offence(more: list[tuple[float, int]], lost: float) -> bool:
+    """Whether the first of them uses enough to be an offender. `lost`: what the victim lost."""
+    return bool(more) and more[0][0] >= max(OFFENCE, OF_LOST * min(lost, 1.0))
 
 
 def _throttled(case: Case) -> tuple[float, int]:
@@ -119,7 +139,21 @@ def _by_pinning(case: Case) -> float:
     idle = _idle_elsewhere(case)
     if _is_narrowed(case):
         return 1.0
-    return min(1.0, idle / ready) if ready > 0 and idle >= LEAST_IDLE else 0.0
+    if ready <= 0 or idle < LEAST_IDLE:
+        return 0.0
+    return min(1.0, idle / ready) * (AS_BEFORE if _is_crowded(case, ready) else 1.0)
+
+
+def _is_crowded(case: Case, ready: float) -> bool:
+    """Whether it had as few CPUs before, and another process, that may be on them, came, while
+    there are idle ones elsewhere."""
+    known = case.first.cpus_before
+    if not known or known > case.last.cpus_allowed or _idle_elsewhere(case) < LEAST_IDLE:
+        return False
+    more = _grown(case)
+    used = sum(case.last.cpu_busy.get(cpu, 0.0) for cpu in case.last.allowed)
+    own = sum(case.after[pid].cpu for pid in case.own if pid in case.after)
+    return _is_offence(more, ready) and more[0][0] <= used - own + SLACK
 
 
 def _idle_elsewhere(case: Case) -> float:

@@ -45,6 +45,13 @@ def judge(case: Case) -> Candidate | None:
             for what, seconds in ways
             if seconds >= SHOWN
         ]
-    share = case.lost.share(Part.HANDED) * (0.3 if against else 1.0)
+    share = (case.lost.share(Part.HANDED) + _behind(case)) * (0.3 if against else 1.0)
     step = "Look at what its workers do, or start more of them."
     return Candidate(FaultCause.SLOW_LOADER, share, evidence, tuple(against), next_step=step)
+
+
+def _behind(case: Case) -> float:
+    """Share of the time that its steps lost as its threads had to wait for work of other ones: for
+    those that wait for the worker."""
+    steps, queue = (case.lost.parts.get(part, 0.0) for part in (Part.STEPS, Part.QUEUE))
+    return case.lost.share(Part.STEPS) * min(1.0, queue / steps) if steps else 0.0
