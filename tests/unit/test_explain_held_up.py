@@ -51,6 +51,36 @@ def waits_for_lock(writer, key, tid, seconds, waker, *inside, count=100):
     writer.wait(key, tid, "futex", seconds, count=count, waker=(42, waker), stack=stack)
 
 
+@pytest.mark.parametrize(("synced", "short"), [(0.1, True), (0.5, False), (0.0, True)])
+def test_who_holds_a_lock_without_a_cpu_is_told_what_it_does_besides(
+    writer, verdicts, synced, short
+):
+    """Nobody can do "ready, without a CPU" before or after."""
+    key = server(writer)
+    deep = writer.stack(HANDLE, RESERVE_INSIDE, STORE, APPEND, FSYNC)
+    for number, tid in enumerate(ANSWERING):
+        waits_for_lock(writer, key, tid, 3.2, ANSWERING[number - 1])
+        if synced:
+            writer.wait(key, tid, "sync to disk", synced, count=90, stack=deep)
+        writer.wait(key, tid, "sync to disk", 0.4, kind="runqueue", count=90, stack=deep)
+        writer.wait(key, tid, "socket", 0.9, count=90, stack=writer.stack(ACCEPT))
+    neighbour = writer.process(99, "burner")
+    on_cpu(writer, neighbour, 4.0, ("spin", "burner"), tid=99)
+    writer.wait(neighbour, 99, "preempted", 1.5, kind="runqueue", count=200)
+    verdict, lock = next(
+        (one, cause) for one in verdicts() for cause in one.causes if cause.key == Cause.LOCK
+    )
+    assert "ready, without a CPU" in lock.facts[0]
+    assert any("burner" in fact for fact in lock.facts) == short
+    step = verdict.advice[0].text
+    assert "ready, without" not in step
+    if not synced:
+        assert step.startswith("give the threads that hold the lock a CPU, for which they wait in ")
+    else:
+        assert step.startswith("shorten what is done with the lock") and "sync to disk in" in step
+        assert ("; and give these threads CPUs" in step) == short
+
+
 def test_a_lock_that_answering_threads_pass_on_comes_before_the_busiest_thread(writer, verdicts):
     """Six threads wait for it, one after the other writes to the disk under it, and deep below."""
     key = server(writer)

@@ -144,6 +144,12 @@ OF_REQUESTS: Mapping[Cause, str] = {
 """By cause, where requests wait for it in one place of the program."""
 PASSED_ON = "shorten what is done with the lock, or do it before or after: {doing} in {code}"
 """Of a lock that those who wait for it pass on."""
+HELD_WITHOUT_CPU = "give the threads that hold the lock a CPU, for which they wait in {code}"
+"""The same, where they do next to nothing else there."""
+HOLDERS_SHORT_OF_CPU = (
+    "; and give these threads CPUs, for which they wait longest while they hold it"
+)
+"""Behind `PASSED_ON`."""
 SHORT_OF_A_CPU = "; and give it a CPU, for which it waits"
 """Of a thread that others wait for, which is mostly ready and has none."""
 ABOUT_CPUS = "keep {thread} off the CPUs of the launching thread: pin either, lower its priority "
@@ -227,13 +233,16 @@ def next_step_on(cause: CauseShare, of_requests: bool = False, on_host: bool = F
         if key in (Cause.RUN_QUEUE, Cause.SPIN):
             return _about_cpus(who)
         if key == Cause.LOCK and who.code and not who.thread:
-            return PASSED_ON.format(doing=who.doing, code=who.code)
+            if who.doing == WITHOUT_CPU:
+                return HELD_WITHOUT_CPU.format(code=who.code)
+            step = PASSED_ON.format(doing=who.doing, code=who.code)
+            return step + HOLDERS_SHORT_OF_CPU * who.is_short_of_cpu
         if key == Cause.POOL and who.code and not who.thread:
             return BETWEEN_REQUESTS.format(doing=who.doing, code=who.code)
         if key in ABOUT_CULPRIT and who.code:
             step = ABOUT_GIL if who.by_gil else ABOUT_CULPRIT[key]
             text = step.format(thread=who.thread, code=who.code, doing=who.doing)
-            return text + SHORT_OF_A_CPU * (who.doing == WITHOUT_CPU)
+            return text + SHORT_OF_A_CPU * (who.doing == WITHOUT_CPU or who.is_short_of_cpu)
     places = [one.function for one in cause.locations[:1] if one.share >= MAJORITY]
     if of_requests and key in OF_REQUESTS and any(places):
         return OF_REQUESTS[key].format(code=places[0])

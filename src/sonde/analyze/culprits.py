@@ -90,8 +90,8 @@ def who_is_behind(
         lines, within = held_for(timeline, time.places[cause], peers, holder)
         facts += lines
         culprit = within or culprit
-    if culprit is not None and culprit.doing == WITHOUT_CPU:
-        facts += _who_had_the_cpu(timeline, culprit.thread)
+    if culprit is not None and (culprit.doing == WITHOUT_CPU or culprit.is_short_of_cpu):
+        facts += _who_had_the_cpu(timeline, culprit.thread, peers)
     if cause == Cause.INPUT and culprit is not None and _shares_gil(timeline, culprit, turns):
         culprit = replace(culprit, by_gil=True)
     return Behind(facts, culprit)
@@ -109,9 +109,10 @@ def _shares_gil(timeline: Timeline, culprit: Culprit, turns: Collection[int]) ->
     return waited >= least and any(timeline.tracks[it].label == culprit.thread for it in mine)
 
 
-def _who_had_the_cpu(timeline: Timeline, label: str) -> list[str]:
-    """Who had the CPUs that a thread with this label waited for."""
-    mine = {track for track, one in enumerate(timeline.tracks) if one.label == label}
+def _who_had_the_cpu(timeline: Timeline, label: str, peers: Collection[int]) -> list[str]:
+    """Who had the CPUs that a thread with this label waited for; '': these threads."""
+    mine = {track for track, one in enumerate(timeline.tracks) if label and one.label == label}
+    mine = mine or set(peers)
     queued = (one for one in timeline.totals if one.kind == TotalKind.RUNQUEUE)
     waited = sum(one.ns for one in queued if one.track in mine)
     return contention_for_cpus(timeline, mine, waited)[0] if waited else []

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import Timeline, Total, TotalKind, WaitDetail
-from sonde.model.verdict import Culprit
+from sonde.model.verdict import WITHOUT_CPU, Culprit
 
 PARTS = 3
 """What a holder does, at most: most of the time first."""
@@ -24,6 +24,7 @@ LEAST_PART = 0.1
 """Smaller parts of what holders do are left out, and places where threads hardly wait."""
 
 _ON_CPU = "on a CPU"
+_READY = "ready, without a CPU"
 _OWN = WaitDetail.OWN_LOCK
 _WAITS_FOR_OTHERS = (_OWN, WaitDetail.QUEUE, WaitDetail.POOL)
 
@@ -44,18 +45,18 @@ def held_for(
         label = timeline.tracks[holder].label
         if {doing_of(one) for one in known} <= {"", _ON_CPU}:
             return [], None  # who holds it is named with the code that it runs
-        text, most = _parts(timeline, known)
-        return ([f"held for {text}"], Culprit(label, *most)) if text else ([], None)
+        text, culprit = _parts(timeline, known, label)
+        return ([f"held for {text}"], culprit) if text else ([], None)
     least = LEAST_PART * sum(places.values())
     takes = {function_of(place) for place, ns in places.items() if place and ns >= least}
     inside = _inside(timeline, takes)
     theirs = [one for one in timeline.totals if one.track in waiting and one.location in inside]
-    text, most = _parts(timeline, theirs)
+    text, culprit = _parts(timeline, theirs, "")
     names = ", ".join(sorted(one.rpartition(" ")[0] or one for one in takes)[:NAMES])
     if not text:
         return [], None
     line = f"these threads pass it on, and in {names} hold it for {text}"
-    return [line], Culprit("", *most)
+    return [line], culprit
 
 
 def _inside(timeline: Timeline, functions: Iterable[str]) -> set[str]:
@@ -63,9 +64,12 @@ def _inside(timeline: Timeline, functions: Iterable[str]) -> set[str]:
     return set[str]().union(*(timeline.within.get(function, ()) for function in functions))
 
 
-def _parts(timeline: Timeline, totals: Iterable[Total]) -> tuple[str, tuple[str, str]]:
+def _parts(timeline: Timeline, totals: Iterable[Total], thread: str) -> tuple[str, Culprit | None]:
     """(what these totals are of, with shares of the record, '' where they are short; the place with
-    most of the time, and what is done there)."""
+    most of the time, and what is done there). `thread`: whose they are, as in `Culprit`.
+
+    Time without a CPU is what somebody else does: the next step is about what is done besides.
+    """
     ns: dict[str, int] = defaultdict(int)
     places: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for one in totals:
@@ -75,16 +79,18 @@ def _parts(timeline: Timeline, totals: Iterable[Total]) -> tuple[str, tuple[str,
     whole = sum(ns.values())
     window = max(1, timeline.end_ns - timeline.start_ns)
     if whole < LEAST_SHARE * window:
-        return "", ("", "")
+        return "", None
     ranked = sorted(ns, key=lambda doing: -ns[doing])
+    done = next((one for one in ranked if one != _READY), WITHOUT_CPU)
+    most = places[_READY if done == WITHOUT_CPU else done]
+    place = max(most, key=lambda place: most[place])
+    culprit = Culprit(thread, place, done, is_short_of_cpu=ranked[0] == _READY)
     ranked = [one for one in ranked[:PARTS] if ns[one] >= LEAST_PART * whole]
     where = [_at(timeline, places[one]) for one in ranked]
-    most = places[ranked[0]]
-    first = max(most, key=lambda place: most[place]), ranked[0]
     shown = [f"{one} ({100 * ns[one] / window:.0f} % of the time)" for one in ranked]
     if len(set(where)) == 1:
-        return f"{', '.join(shown)}{where[0]}", first
-    return ", ".join(one + place for one, place in zip(shown, where, strict=True)), first
+        return f"{', '.join(shown)}{where[0]}", culprit
+    return ", ".join(one + place for one, place in zip(shown, where, strict=True)), culprit
 
 
 def doing_of(one: Total) -> str:
@@ -92,7 +98,7 @@ def doing_of(one: Total) -> str:
     if one.kind == TotalKind.SAMPLED:
         return _ON_CPU
     if one.kind == TotalKind.RUNQUEUE:
-        return "ready, without a CPU"
+        return _READY
     if one.kind != TotalKind.BLOCKED or one.wait_detail in _WAITS_FOR_OTHERS:
         return ""
     return "waiting for the interpreter lock" if one.wait_detail == WaitDetail.GIL else one.name

@@ -18,14 +18,15 @@ I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-_PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter_", "__bpf_trace_")
+PROBE_PREFIXES = ("bpf_prog_", "bpf_trace_run", "bpf_trampoline_", "__traceiter_", "__bpf_trace_")
+"""How the names of such functions begin."""
 
 
 def without_probe_frames(stacks: Stacks) -> tuple[Stacks, I32]:
     """(the stacks, and after them copies without those frames; for each stack, the index of the one
     to use instead)."""
     is_probe = frames_having(
-        stacks.frames, "function", lambda function: function.startswith(_PROBE_PREFIXES)
+        stacks.frames, "function", lambda function: function.startswith(PROBE_PREFIXES)
     )
     replacement = np.arange(len(stacks), dtype=np.int32)
     beginning = _beginning_with(stacks, is_probe)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sonde.errors import CaptureError
 from sonde.query.bounded import bounded, count_beyond
+from sonde.query.probe_frames import PROBE_PREFIXES
 from sonde.query.selection import TRACED_SUMS, Selection, StoreTables
 
 MAX_POINTS = 1_440
@@ -150,41 +151,57 @@ def totals(session: StoreTables, selection: Selection) -> dict[str, float]:
     return {name: float(value) for name, value in row.items()}
 
 
+_PROBE = " OR ".join(f"starts_with(function, '{it}')" for it in PROBE_PREFIXES)
 _MEMBERS = (
     "weight{at} AS (SELECT stack, sum(weight_ns) AS ns FROM {sums} {clause} GROUP BY stack), "
     "once{at} AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
     " WHERE key IN (SELECT stack FROM weight{at}) GROUP BY key), "
-    "member{at} AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once{at}), "
-    "leaf{at} AS (SELECT key AS stack, frame_keys[1] AS frame FROM once{at}), "
-    "own{at} AS (SELECT frame, sum(ns) AS ns FROM leaf{at} JOIN weight{at} USING (stack)"
-    " GROUP BY frame), "
-    "whole{at} AS (SELECT frame, sum(ns) AS ns FROM member{at} JOIN weight{at} USING (stack)"
-    " GROUP BY frame), "
     'known{at} AS (SELECT key, any_value(function) AS function, any_value("binary") AS "binary"'
     " FROM frame GROUP BY key), "
-    "named{at} AS (SELECT key, \"binary\", CASE WHEN function <> '' THEN function"
+    "named{at} AS (SELECT key, coalesce(CASE WHEN function <> '' THEN function"
     " WHEN \"binary\" LIKE '[%' THEN \"binary\" WHEN \"binary\" <> '' THEN '[' || \"binary\" || ']'"
-    " END AS function FROM known{at}), "
+    " END, '[unknown]') AS function, coalesce(\"binary\", '') AS \"binary\","
+    " CASE WHEN {is_probe} THEN 1 ELSE 0 END AS probe FROM known{at}), "
+    'numbered{at} AS (SELECT key, probe, min(key) OVER (PARTITION BY function, "binary") AS id'
+    " FROM named{at}), "
+    "member{at} AS (SELECT DISTINCT key AS stack, unnest(frame_keys) AS frame FROM once{at}), "
+    "within{at} AS (SELECT m.stack, m.frame, coalesce(n.id, m.frame) AS id,"
+    " coalesce(n.probe, 0) AS probe FROM member{at} m LEFT JOIN numbered{at} n"
+    " ON n.key = m.frame), "
+    "inside{at} AS (SELECT DISTINCT stack, id FROM within{at} WHERE probe = 0), "
+    "probes{at} AS (SELECT stack, sum(probe) AS n FROM within{at} WHERE probe = 1 GROUP BY stack), "
+    "leaf{at} AS (SELECT o.key AS stack, o.frame_keys[CAST(coalesce(p.n, 0) + 1 AS INT)] AS frame"
+    " FROM once{at} o LEFT JOIN probes{at} p ON p.stack = o.key), "
+    "own{at} AS (SELECT i.id, sum(w.ns) AS ns FROM leaf{at} l JOIN weight{at} w USING (stack)"
+    " JOIN within{at} i ON i.stack = l.stack AND i.frame = l.frame GROUP BY i.id), "
+    "whole{at} AS (SELECT id, sum(w.ns) AS ns FROM inside{at} JOIN weight{at} w USING (stack)"
+    " GROUP BY id), "
     "function{at} AS ("
     "SELECT coalesce(n.function, '[unknown]') AS function,"
     ' coalesce(n."binary", \'\') AS "binary",'
     " sum(coalesce(o.ns, 0)) AS own_ns, sum(w.ns) AS total_ns"
-    " FROM whole{at} w LEFT JOIN own{at} o USING (frame) LEFT JOIN named{at} n ON n.key = w.frame"
+    " FROM whole{at} w LEFT JOIN own{at} o USING (id) LEFT JOIN named{at} n ON n.key = w.id"
     " GROUP BY 1, 2)"
 )
 """Functions of a selection, as the part of a WITH clause that ends in the table `function{at}`;
-`{at}`: a suffix that makes names distinct. `member`: each code location of a stack once; `own`,
-`whole`: time in a location itself, and with what it called."""
+`{at}`: a suffix that makes names distinct. `inside`: each function of a stack once, however often
+it calls itself; `own`, `whole`: time in a function itself, and with what it called. `is_probe`:
+code that is left out, as it is the recorder's: innermost in stacks of waits (`probe_frames`)."""
+_OF_WAITS = frozenset(("blocked", "runqueue"))
+
+
+def _members(selection: Selection, clause: str, at: str = "") -> str:
+    is_probe = _PROBE if selection.kind in _OF_WAITS else "FALSE"
+    return _MEMBERS.format(sums=selection.sums, clause=clause, at=at, is_probe=is_probe)
 
 
 def top_functions(session: StoreTables, selection: Selection, limit: int = 50) -> pa.Table:
     """Functions by own (self) time, at most `limit`: function, binary, own_ns, total_ns. Code
-    without a name is one function a binary, called [BINARY] as in a flame graph.
-
-    A function that is twice in a stack at two lines counts twice in `total_ns`.
+    without a name is one function a binary, called [BINARY] as in a flame graph; one that calls
+    itself counts once in `total_ns`.
     """
     clause, parameters = selection.sql()
-    members = _MEMBERS.format(sums=selection.sums, clause=clause, at="")
+    members = _members(selection, clause)
     return bounded(
         session,
         f"WITH {members} SELECT * FROM function ORDER BY own_ns DESC, total_ns DESC, 1, 2",
@@ -203,7 +220,7 @@ def difference(
     parameters: list[Any] = []
     for at, selection in enumerate((before, after)):
         clause, own_parameters = selection.sql()
-        parts.append(_MEMBERS.format(sums=selection.sums, clause=clause, at=at))
+        parts.append(_members(selection, clause, str(at)))
         parameters += own_parameters
     return bounded(
         session,
