@@ -70,11 +70,20 @@ TABLE = [
     row("a full disk for a verdict", "sonde explain run.sonde > /dev/full", 1, "No space left"),
     row("no such folder", "sonde report run.sonde --format html -o gone/x.html", 1, "gone/x.html"),
     row("over its own input", "sonde report run.sonde -o run.sonde", 2, "is the capture itself"),
+    row("a capture amid a program's output", "sonde record -o - -- true", 2, "output, too"),
+    row("a capture on no pipe", "sonde record -d 1 -o - > x", 2, "is no pipe"),
     # -- pipes
     row("a reader that goes", "sonde report run.sonde --format json | head -n1; END 0", 0, "{"),
     row("a help that is cut", "sonde record --help | head -n1; END 0", 0, "usage"),
     row("through pipes", "cat run.sonde | sonde report - --format folded | wc -l; END 1", 0, ""),
     row("a part", "sonde report run.sonde --pid 4211 --format summary", 0, "run.sonde --pid 4211"),
+    row(
+        "recorded into a pipe",
+        "sonde record -qd 1 -o - -p $$ | sonde report - --format json; END 1",
+        0,
+        "bash",
+        NEEDS_BPF,
+    ),
     # -- the program's own ending
     row("its exit code", "sonde record -qf -o a.sonde -- sh -c 'exit 7'", 7, marks=NEEDS_BPF),
     row("its signal", "sonde record -qf -o b.sonde -- sh -c 'kill $$'", 143, marks=NEEDS_BPF),

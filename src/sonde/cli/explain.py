@@ -106,6 +106,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.files:
         pids, threads = processes_of(args.pids)
         _note(threads)
+        from sonde.host.requirements import require_recording
+
+        require_recording()  # before it is announced
         if not args.quiet:
             _note([f"recording {args.duration:g} s of {named_list(pids)}, then analysing it"])
         records = [Record(("",), _recorded(pids, args.duration))]

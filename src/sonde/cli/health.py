@@ -92,15 +92,16 @@ def run(args: argparse.Namespace) -> int:
             print(
                 f"· {facts.hardware.left_out:,} disks or sensors left out: unreadable or too many"
             )
-        print()
-        print(verdict(results))
+        if results:
+            print()
+            print(verdict(results))
     return 1 if worst is health.Status.FAIL else 0
 
 
 def table(results: Sequence[Result], *, width: int, colour: bool) -> str:
     """One line per check; failures and warnings with their remedy."""
     if not results:
-        return "no device that Sonde can query"
+        return "nothing was checked: no device here that Sonde can query"
     names = max(len(f"{one.device} {one.check}".strip()) for one in results) + 2
     indent = " " * (names + 2)
     lines = []

@@ -7,6 +7,8 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import os
+import stat
 import sys
 import time
 from pathlib import Path
@@ -84,7 +86,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="watch these processes and their children only, by pid or by name",
     )
     add("-o", "--output", type=Path, metavar="FILE",
-        help="the capture (default: sonde-DATE-TIME.sonde)")  # fmt: skip
+        help="the capture (default: sonde-DATE-TIME.sonde); - for a pipe")  # fmt: skip
     add("-f", "--force", action="store_true", help="overwrite FILE if it exists")
     add("--launches", action="store_true",
         help="record every kernel launch, too (costs about a microsecond each)")  # fmt: skip
@@ -157,6 +159,8 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
         )
     if command and args.pids:
         raise UsageError("both -p and a command were given", "Watch one or the other.")
+    if args.output == Path("-"):
+        args.output = _standard_output(command)
     if args.pids:
         args.pids, note = without_own(pids_of(args.pids))
         _note(args, note)
@@ -177,6 +181,16 @@ def _run(args: argparse.Namespace, pause: PauseSignals, abort: AbortOnSecondSign
     finally:
         if child is not None:
             child.abandon()
+
+
+def _standard_output(command: list[str]) -> Path:
+    """Where `-o -` writes. Raises UsageError where that is no place for a capture."""
+    remedy = "Give -o FILE; or without a program: sonde record -d 10 -o - | sonde explain -"
+    if command:
+        raise UsageError("the program writes to standard output, too", remedy)
+    if not stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        raise UsageError("standard output is no pipe", remedy)
+    return Path("/dev/stdout")
 
 
 def _privileged(args: argparse.Namespace, command: list[str]) -> bool:

@@ -212,8 +212,10 @@ def _print_address(access: _Server, state: Path) -> None:
     secret = f"/#token={access.token}" if sys.stdout.isatty() else ""
     print(f"sonde: watching this machine: {access.url}{secret}", flush=True)
     print(f"  history and tokens: {state}", flush=True)
+    curl = f'curl -H "Authorization: Bearer $(cat {state / READ_TOKEN})"'
+    print(f"  what runs: {curl} {access.url}/v1/top", flush=True)
     print(
-        f'  ask: curl -H "Authorization: Bearer $(cat {state / READ_TOKEN})" {access.url}/v1/top',
+        f"  what it waits for: {curl} '{access.url}/v1/verdict?node={socket.gethostname()}'",
         flush=True,
     )
 

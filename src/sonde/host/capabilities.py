@@ -115,13 +115,17 @@ def without_root() -> str:
     )
 
 
+_NEED_THEM = frozenset(("record", "explain", "up", "agent", "diagnose", "trace"))
+"""Commands that need what `NEEDED` has."""
+
+
 def _command() -> str:
-    """The command to repeat with privileges; for any but record itself, `sonde record`."""
+    """The command to repeat with privileges; for those that need none, `sonde record`."""
     # sudo uses another PATH, so the script is named by its full path.
     program = "sonde"
     if Path(sys.argv[0]).name == program:
         program = shutil.which(sys.argv[0]) or program
-    arguments = sys.argv[1:] if sys.argv[1:2] == ["record"] else ["record"]
+    arguments = sys.argv[1:] if _NEED_THEM.intersection(sys.argv[1:2]) else ["record"]
     return shlex.join([program, *arguments])
 
 

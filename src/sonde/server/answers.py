@@ -300,7 +300,11 @@ QUESTIONS: Mapping[str, Question] = {
         "GPU hours by node and owner: who holds which node's GPUs, and wastes them",
         lambda s, o: {"by": o.by, "holders": job.holders(s, o.selection, o.by, o.limit)},
     ),
-    "verdict": Question("why one node's devices waited", _verdict, has_child=True),
+    "verdict": Question(
+        "what one node's devices, or its requests and programs, waited for",
+        _verdict,
+        has_child=True,
+    ),
 }
 
 

@@ -160,7 +160,8 @@ class Spool:
         except BlockingIOError as error:
             os.close(fd)
             raise UsageError(
-                f"another agent uses the spool {self.path}", "give this one another --spool"
+                f"another agent uses the spool {self.path}",
+                "give this one another --spool; or `sonde up` another --state",
             ) from error
         except OSError as error:
             os.close(fd)
