@@ -52,7 +52,7 @@ def waits_for_lock(writer, key, tid, seconds, waker, *inside, count=100):
 
 
 @pytest.mark.parametrize(("synced", "short"), [(0.1, True), (0.5, False), (0.0, True)])
-def test_who_holds_a_lock_without_a_cpu_is_told_what_it_does_besides(
+def test_of_a_lock_held_without_a_cpu_the_next_step_is_on_what_is_done_besides(
     writer, verdicts, synced, short
 ):
     """Nobody can do "ready, without a CPU" before or after."""

@@ -12,11 +12,12 @@ from typing import Final
 from sonde.analyze.causes import IO_REASONS
 from sonde.analyze.ranking import LEAST_SHARE
 from sonde.analyze.services import as_next_request
-from sonde.analyze.thread_time import cause_of, function_of
+from sonde.analyze.thread_time import cause_of
 from sonde.model.causes import Cause, CauseDetail
 from sonde.model.peers import Peer
 from sonde.model.serving import EVENT_LOOPS
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+from sonde.model.user_code import function_of
 from sonde.model.verdict import WITHOUT_CPU, Culprit
 
 MOSTLY = 0.5

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+from sonde.model.user_code import function_of
 
 HELD_UP = 0.5
 """Threads are held up if together they wait for a lock for this part of the record, or one that

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
 from sonde.analyze.ranking import LEAST_SHARE
-from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import Timeline, Total, TotalKind, WaitDetail
+from sonde.model.user_code import function_of
 from sonde.model.verdict import WITHOUT_CPU, Culprit
 
 PARTS = 3

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 from sonde.analyze.lock_holders import doing_of
 from sonde.analyze.ranking import LEAST_SHARE
-from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import Timeline, TotalKind
+from sonde.model.user_code import function_of
 from sonde.model.verdict import Culprit
 
 HOLDERS = 3

@@ -13,9 +13,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from sonde.analyze.ranking import LEAST_SHARE
-from sonde.analyze.thread_time import function_of
 from sonde.model.serving import ACCEPTS, CONNECTION_LOOPS, TASK_LOOP
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+from sonde.model.user_code import function_of
 
 SERVICES = 2
 """At most this many services get a verdict."""

@@ -28,6 +28,7 @@ from sonde.model.timeline import (
     TotalKind,
     WaitDetail,
 )
+from sonde.model.user_code import function_of
 from sonde.model.verdict import CauseShare, CodeLocation
 
 FOR_COPIES = 0.8
@@ -380,12 +381,6 @@ def _inside_rank(total: Total) -> tuple[int, int]:
     elif total.name in _INSIDE_CALLS and not total.location and not total.wait_detail:
         rank = 1 + _INSIDE_CALLS.index(total.name)
     return rank, -total.ns
-
-
-def function_of(place: str) -> str:
-    """A place without its line number; a name of machine code may hold colons and has no line."""
-    function, _, line = place.rpartition(":")
-    return function if function and line.isdecimal() else place
 
 
 def functions(time: ThreadTime) -> dict[str, dict[Cause, int]]:

@@ -13,6 +13,7 @@ from sonde.analyze.advice import next_step_of_bound, next_step_on
 from sonde.analyze.culprits import who_is_behind
 from sonde.analyze.far_ends import BehindIo, behind_io
 from sonde.analyze.host_words import of_io as kinds_of_io
+from sonde.analyze.native_callees import FASTER_BLAS, callee_facts, on_reference_blas
 from sonde.analyze.ranking import LEAST_SHARE, ranked_bounds
 from sonde.analyze.slowed_launches import without_hand_overs
 from sonde.analyze.thread_time import (
@@ -26,6 +27,7 @@ from sonde.analyze.thread_time import (
 from sonde.analyze.wait_facts import wait_facts
 from sonde.model.causes import Bound, Cause
 from sonde.model.timeline import CopyDirection, Timeline, Total, TotalKind, parts_of
+from sonde.model.user_code import function_of
 from sonde.model.verdict import Advice, BoundShare, CauseShare, Verdict
 
 FUNCTION = 0.1
@@ -82,6 +84,10 @@ def verdict_on(
     least = min(window, whole)
     behind_it = behind_io(timeline, totals, window) if on_host else BehindIo()
     lengths = wait_facts(timeline, totals)
+
+    def of_code(cause: Cause, length: int) -> bool:
+        return on_host and cause == Cause.HOST and length >= LEAST_SHARE * whole
+
     causes = [
         CauseShare(
             key=cause,
@@ -96,6 +102,7 @@ def verdict_on(
             locations=locations(*(ran_at or (time.places[cause], length)), time.callers),
             facts=[
                 *(kinds_of_io(timeline, totals, length) if on_host and cause == Cause.IO else ()),
+                *(callee_facts(timeline, time.places[cause]) if of_code(cause, length) else ()),
                 *of_io.facts,
                 *behind.facts,
                 *lengths.get(cause, ()),
@@ -130,7 +137,7 @@ def verdict_on(
         large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
         large = _without_spins(large)
-    advice = [Advice(next_step_on(one, of_requests, on_host), 0.0) for one in large]
+    advice = [Advice(_step(timeline, one, of_requests, on_host), 0.0) for one in large]
     if on_host:
         advice = _with_near_tie(large, advice, len(turns))
     if bounds[0].key == Bound.DEVICE:
@@ -214,6 +221,14 @@ def _without_spins(causes: Sequence[CauseShare]) -> list[CauseShare]:
     at = min(keys.index(Cause.SPIN), keys.index(Cause.RUN_QUEUE))
     rest = [one for one in causes if one.key not in (Cause.SPIN, Cause.RUN_QUEUE)]
     return [*rest[:at], queue, *rest[at:]]
+
+
+def _step(timeline: Timeline, cause: CauseShare, of_requests: bool, on_host: bool) -> str:
+    """The next step on a cause."""
+    first = cause.locations[0].function if cause.locations else ""
+    if on_host and cause.key == Cause.HOST and on_reference_blas(timeline, function_of(first)):
+        return FASTER_BLAS
+    return next_step_on(cause, of_requests, on_host)
 
 
 def _callers(timeline: Timeline, turns: Sequence[int]) -> dict[str, str]:

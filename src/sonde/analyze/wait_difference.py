@@ -21,8 +21,8 @@ from statistics import NormalDist, fmean, median
 
 from sonde.analyze.difference import LEAST_SHARE, Change, ChangeKind, Difference, Spent, Unit
 from sonde.analyze.run_difference import differ, separate
-from sonde.analyze.thread_time import function_of
 from sonde.model.timeline import ThreadOwner, Timeline, Total, TotalKind, WaitDetail
+from sonde.model.user_code import function_of
 
 IDLE_SHARE = 0.9
 """A thread that was blocked for this share of the record in one wait waited all the time."""

@@ -341,10 +341,10 @@ def _with_lines(capture: Capture) -> Capture:
 
     found = look_up(inlined.offsets_without_line(capture.tables))
     failed = f", {found.failed} could not be read in time" if found.failed else ""
-    print(
-        f"sonde: source lines of {found.files} files; {found.not_found} are not here{failed}",
-        file=sys.stderr,
-    )
+    text = f"source lines of {found.files} files; {found.not_found} are not here{failed}"
+    if not found.files and not found.not_found and not failed:
+        text = "all code in it has its lines already, or none that could be looked up"
+    print(f"sonde: {text}", file=sys.stderr)
     tables = inlined.with_lines(capture.tables, found.locations)
     return dataclasses.replace(capture, tables=tables)
 

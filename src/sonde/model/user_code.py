@@ -36,3 +36,9 @@ def innermost_user_frame(frames: Iterable[Frame]) -> Frame | None:
 def is_binary_of_sonde(binary: str) -> bool:
     """Whether a file of machine code is the library that Sonde has in a process."""
     return kind_of_native(binary, "") == CodeKind.SONDE
+
+
+def function_of(place: str) -> str:
+    """A place without its line number; a name of machine code may hold colons and has no line."""
+    function, _, line = place.rpartition(":")
+    return function if function and line.isdecimal() else place

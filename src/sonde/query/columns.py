@@ -123,6 +123,21 @@ class Frames:
         """What a thread in each stack does, by row of the table of stacks (`row_of`)."""
         return stack_roles(self._frame, self._flat, self._parents, len(self._ids))
 
+    @cached_property
+    def leaves(self) -> I64:
+        """The row in `frame` of the innermost frame of each row of the table of stacks, and of one
+        more; -1 none."""
+        found = np.full(len(self._ids) + 1, -1, np.int64)
+        found[self._parents[::-1]] = self._flat[::-1]
+        return found
+
+    def code(self, row: int) -> tuple[str, str, str]:
+        """(kind, function, binary) of a row of `frame`."""
+        kind, function, binary = (
+            self._frame.column(name)[row].as_py() or "" for name in ("kind", "function", "binary")
+        )
+        return kind, function, binary
+
     def row_of(self, stack_ids: Any) -> I64:
         """The row of each stack in the table of stacks; one past the last for unknown ones."""
         for known, rows in self._rows_found:

@@ -47,6 +47,7 @@ from sonde.query.device_counters import (
 from sonde.query.device_kinds import CALL_KIND_OF_OPERATION, CALL_KIND_OF_RUN, DIRECTIONS
 from sonde.query.device_times import times_on_device
 from sonde.query.kernel_threads import kernel_threads
+from sonde.query.location_callees import callees_of
 from sonde.query.location_callers import callers_of
 from sonde.query.lock_places import places_within
 from sonde.query.peers import clients_of, peers_of
@@ -157,6 +158,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
         single_runs=chosen_singly,
         callers=callers,
         thread_callers=thread_callers,
+        callees=callees_of(frames, tables["sample"]),
         peers=peers_of(tracks, tables["activity"]),
         clients=clients_of(tracks, tables["activity"]),
         single_waits=single_waits,
