@@ -33,7 +33,7 @@ def test_equal_stacks_are_shown_once_with_the_threads_that_have_them() -> None:
 
     assert lines[0] == "process 7 (python3), 31 threads"
     assert lines[2] == "thread 99 (python3), running, in lookup shop.py:17"
-    assert lines[7] == "30 threads (python3), sleeping, in lookup shop.py:17"
+    assert lines[7] == "30 threads (python3), each sleeping, in lookup shop.py:17"
     assert lines[8].startswith("threads 100, 101, ")
     assert all(str(tid) in " ".join(lines[8:11]) for tid in range(100, 130))
     assert max(map(len, lines)) <= WIDTH
@@ -44,7 +44,7 @@ def test_threads_with_other_names_are_named_each() -> None:
     pool = [thread(tid, SEM_WAIT, RUN, name=f"pool-{tid}") for tid in (5, 6)]
     lines = text(7, "python3", pool, set()).splitlines()
     assert lines[2:4] == [
-        "2 threads, sleeping, in Thread.run threading.py:982",
+        "2 threads, each sleeping, in Thread.run threading.py:982",
         "threads pool-5 (5), pool-6 (6)",
     ]
 

@@ -192,7 +192,7 @@ def _heads(threads: Sequence[ThreadStack], how: str) -> list[str]:
     listed = textwrap.wrap(
         f"threads {', '.join(shown)}", WIDTH, subsequent_indent="  ", break_long_words=False
     )
-    return [f"{len(threads)} threads{whose}, {how}", *listed]
+    return [f"{len(threads)} threads{whose}, each {how}", *listed]
 
 
 def missing(found: ProcessStacks) -> list[str]:
