@@ -32,21 +32,23 @@ def callees_of(frames: Frames, sample: pa.Table) -> dict[str, list[tuple[str, fl
     row = frames.row_of(rows.column("stack_id"))
     location = frames.roles.location[row].astype(np.int64)
     ns = int64_column(rows, "weight_ns")
-    functions: dict[str, list[int]] = defaultdict(list)
+    functions: dict[str, int] = {}
+    of_location = np.full(len(frames.roles.locations) + 1, -1, np.int64)  # and of no location
     for number in _shown(location, ns).tolist():
-        functions[function_of(frames.roles.locations[number])].append(number)
-    found = {}
-    for function, numbers in functions.items():
-        mine = np.isin(location, numbers)
-        leaves, inverse = np.unique(frames.leaves[row[mine]], return_inverse=True)
-        times: dict[str, float] = defaultdict(float)
-        weights = np.bincount(inverse, ns[mine], len(leaves))
-        large = weights >= PART * weights.sum()
-        for leaf, weight in zip(leaves[large].tolist(), weights[large].tolist(), strict=True):
-            times[_name(frames, leaf)] += weight
-        if named := _large(times, float(weights.sum())):
-            found[function] = named
-    return found
+        name = function_of(frames.roles.locations[number])
+        of_location[number] = functions.setdefault(name, len(functions))
+    function = of_location[location]
+    shown = function >= 0
+    pairs = np.stack((function[shown], frames.leaves[row[shown]]), axis=1)
+    different, inverse = np.unique(pairs, axis=0, return_inverse=True)
+    weights = np.bincount(inverse.reshape(-1), ns[shown], len(different))
+    wholes = np.bincount(function[shown], ns[shown], len(functions))
+    times: list[dict[str, float]] = [defaultdict(float) for _ in functions]
+    for (which, leaf), weight in zip(different.tolist(), weights.tolist(), strict=True):
+        if weight >= PART * wholes[which]:
+            times[which][_name(frames, leaf)] += weight
+    found = {name: _large(times[it], float(wholes[it])) for name, it in functions.items()}
+    return {name: large for name, large in found.items() if large}
 
 
 def _shown(location: I64, ns: I64) -> I64:
