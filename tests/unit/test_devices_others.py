@@ -58,6 +58,7 @@ XE = {
 def machine(tmp_path, monkeypatch):
     monkeypatch.setattr(drm_module.present, "amd_library", lambda: False)
     monkeypatch.setattr(drm_module, "_is_card", lambda path: True)
+    monkeypatch.setattr(drm_module, "start_of", lambda pid: "")  # 4711 may run here
 
     def machine(files):
         for path, text in files.items():

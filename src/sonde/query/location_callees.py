@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sonde.model.distinct_rows import distinct_rows
 from sonde.model.timeline import I64
 from sonde.model.user_code import function_of
 from sonde.query.columns import Frames, int64_column
@@ -39,9 +40,8 @@ def callees_of(frames: Frames, sample: pa.Table) -> dict[str, list[tuple[str, fl
         of_location[number] = functions.setdefault(name, len(functions))
     function = of_location[location]
     shown = function >= 0
-    pairs = np.stack((function[shown], frames.leaves[row[shown]]), axis=1)
-    different, inverse = np.unique(pairs, axis=0, return_inverse=True)
-    weights = np.bincount(inverse.reshape(-1), ns[shown], len(different))
+    different, inverse = distinct_rows((function[shown], frames.leaves[row[shown]]))
+    weights = np.bincount(inverse, ns[shown], len(different))
     wholes = np.bincount(function[shown], ns[shown], len(functions))
     times: list[dict[str, float]] = [defaultdict(float) for _ in functions]
     for (which, leaf), weight in zip(different.tolist(), weights.tolist(), strict=True):
