@@ -134,6 +134,9 @@ BETWEEN_REQUESTS = (
 )
 BETWEEN_REQUESTS += "lend more"
 """Of a pool that the requests themselves use up."""
+ABOUT_ANSWERS = "look at what answers {code} in {thread}, or ask it ahead, while the device works: "
+ABOUT_ANSWERS += "until it is asked, that thread waits"
+"""Where a thread that others wait for waits for answers itself."""
 ABOUT_GIL = "make {code} in {thread} faster, or move it into other processes: threads of one share "
 ABOUT_GIL += "the interpreter lock"
 """Where a thread that prepares what others wait for is in their process, and its threads wait for
@@ -239,6 +242,8 @@ def next_step_on(cause: CauseShare, of_requests: bool = False, on_host: bool = F
             return step + HOLDERS_SHORT_OF_CPU * who.is_short_of_cpu
         if key == Cause.POOL and who.code and not who.thread:
             return BETWEEN_REQUESTS.format(doing=who.doing, code=who.code)
+        if key == Cause.IO and who.asks and who.code:
+            return ABOUT_ANSWERS.format(thread=who.thread, code=who.code)
         if key in ABOUT_CULPRIT and who.code:
             step = ABOUT_GIL if who.by_gil else ABOUT_CULPRIT[key]
             text = step.format(thread=who.thread, code=who.code, doing=who.doing)

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from sonde.analyze.asked_threads import asked
 from sonde.analyze.cpu_contention import contention_for_cpus
 from sonde.analyze.lock_holders import held_for
 from sonde.analyze.own_threads import own_threads
@@ -67,6 +68,9 @@ def who_is_behind(
         )
     if cause == Cause.POOL:
         return Behind(*held_from_pools(timeline, time.places[cause], turns))
+    if cause == Cause.IO and 2 * sum(time.answers.values()) >= length:
+        text, asking = asked(timeline, time.answers)
+        return Behind([text], asking)
     others, peers = time.others[cause], set[int]()
     if cause == Cause.LOCK:
         peers = _waiting_at(timeline, time.places[cause], window).union(turns)

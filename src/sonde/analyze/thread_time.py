@@ -114,6 +114,8 @@ class ThreadTime:
     """By function: (on-CPU samples, `Total.when`)."""
     timed_out: int = 0
     """In waits that only a timer can have ended (`_with_timers`)."""
+    answers: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """In waits for threads that ask others when they are asked, by track (`asked_threads`)."""
     callers: Mapping[str, str] = field(default_factory=dict)
     """`Timeline.callers`."""
 
@@ -127,6 +129,8 @@ class ThreadTime:
             self.places[cause][one.location] += ns
         if one.kind == TotalKind.BLOCKED and one.waker_track >= 0 and one.waker_ns:
             self.others[cause][one.waker_track] += min(ns, one.waker_ns)
+            if one.wait_detail == WaitDetail.ANSWER:
+                self.answers[one.waker_track] += min(ns, one.waker_ns)
 
     def wait(self, ns: int, one: Total) -> None:
         """Adds a wait for the device."""
@@ -250,6 +254,8 @@ def cause_of(timeline: Timeline, total: Total) -> Cause:
         return Cause.POOL
     if total.wait_detail == WaitDetail.COMPUTE:
         return Cause.HOST
+    if total.wait_detail == WaitDetail.ANSWER:
+        return Cause.IO
     if _is_for_a_timer(total):
         return Cause.SLEEP
     if total.wait_detail == WaitDetail.ROOM:

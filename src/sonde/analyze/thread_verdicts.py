@@ -20,6 +20,7 @@ from dataclasses import replace
 import numpy as np
 
 from sonde.analyze.advice import next_step_on
+from sonde.analyze.asked_threads import mark_answers
 from sonde.analyze.deciding_threads import deciding_threads
 from sonde.analyze.device_shares import device_shares
 from sonde.analyze.device_totals import with_runs
@@ -120,6 +121,7 @@ def thread_verdicts(timeline: Timeline, exact: ExactTime | None = None) -> list[
     timed_ns = max(1, timed[1] - timed[0]) if timed else window
     verdicts = []
     _waits_for_device(timeline, by_track)
+    mark_answers(timeline, by_track)
     launching = [track for _, track in ranked[:LAUNCHING]]
     groups = _in_turns(timeline, launching, by_track, window)
     groups = [turns for turns in groups if not set(chosen).isdisjoint(turns)]

@@ -112,6 +112,8 @@ class WaitDetail(IntEnum):
     """For a socket, of the same."""
     ROOM = 14
     """Until another thread or process takes something from a full queue."""
+    ANSWER = 15
+    """For a thread of the program that asks others meanwhile, and only when it is asked."""
 
 
 class TrackKind(StrEnum):

@@ -58,6 +58,8 @@ class Culprit:
     """Of time without a CPU: the program's nice value, where others go before it; else 0."""
     pid: int = 0
     """The process at the other end of a connection, in place of a thread; 0: it is a thread."""
+    asks: bool = False
+    """It waits for others' answers, and only when the threads that wait for it ask it to."""
     is_short_of_cpu: bool = False
     """While it holds a lock it is ready, without a CPU, for longer than it does anything there."""
 
