@@ -34,8 +34,9 @@ LEARNING_RATE = np.float32(0.1)
 KERNELS = Path(__file__).with_name("train.cl")
 
 
-def name_thread(name: str) -> None:
-    """Give this thread a name in the kernel (Python does so by itself from 3.14 on)."""
+def name_thread() -> None:
+    """Give this thread its name in the kernel, too (Python does so by itself from 3.14 on)."""
+    name = threading.current_thread().name
     Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
 
 
@@ -116,7 +117,7 @@ def prepare(packed: bytes, rng: np.random.Generator) -> np.ndarray:
 
 def load(dataset: Dataset, batches: Batches, rng: np.random.Generator) -> None:
     """The loader thread: shard after shard, sample by sample."""
-    name_thread("loader")
+    name_thread()
     shard = 0
     while True:
         packed, labels = dataset.read(shard)
@@ -132,7 +133,7 @@ def load(dataset: Dataset, batches: Batches, rng: np.random.Generator) -> None:
 
 def report(batches: Batches, stop: threading.Event, progress: dict[str, float]) -> None:
     """The reporter thread: a line every two seconds."""
-    name_thread("reporter")
+    name_thread()
     while not stop.wait(2.0):
         print(
             f"step {progress['step']:5.0f}  loss {progress['loss']:.4f}  "
@@ -222,8 +223,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--device", default="", help="part of an OpenCL platform's name")
     parser.add_argument("--ready", type=Path, help="file to create when the first step is done")
+    parser.add_argument(
+        "--threads", nargs=3, metavar=("TRAINER", "LOADER", "REPORTER"), help="their names"
+    )
     args = parser.parse_args()
 
+    trainer, loader, reporter = args.threads or ("", "loader", "reporter")
+    if trainer:
+        threading.current_thread().name = trainer
+        name_thread()
     rng = np.random.default_rng(seed=1)
     progress = {"step": 0.0, "loss": float("nan")}
     batches, stop = Batches(), threading.Event()
@@ -231,8 +239,8 @@ def main() -> None:
         dataset = Dataset(Path(folder), rng)
         loader_rng = np.random.default_rng(seed=2)
         threads = [
-            threading.Thread(target=load, name="loader", args=(dataset, batches, loader_rng)),
-            threading.Thread(target=report, name="reporter", args=(batches, stop, progress)),
+            threading.Thread(target=load, name=loader, args=(dataset, batches, loader_rng)),
+            threading.Thread(target=report, name=reporter, args=(batches, stop, progress)),
         ]
         network = Network(choose(args.device), rng)
         for thread in threads:
