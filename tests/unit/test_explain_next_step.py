@@ -277,8 +277,7 @@ def test_a_thread_of_a_file_stands_for_its_process(tmp_path, capsys):
     assert main(["explain", path, "--pid", "43"]) == 0
     shown = capsys.readouterr()
     assert "43 is a thread of process 42 (tune.py): the whole process is meant" in shown.err
-    assert shown.out.startswith("thread tune.py (42) — ")
-    assert "\nthread 43 of tune.py (42) — " in shown.out
+    assert shown.out.startswith("threads tune.py (42) and 1 more — ")
 
 
 def test_a_process_that_is_not_in_the_file_is_refused(two, capsys):

@@ -204,3 +204,10 @@ def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, 
     shown = capsys.readouterr().err
     assert f"{tid} is a thread of process {pid}" in shown
     assert f"sonde: recording 1.5 s of with_a_thread.py ({pid}), then analysing it\n" in shown
+
+
+def test_a_thread_of_the_kernel_is_refused() -> None:
+    with pytest.raises(UsageError) as refused:
+        processes_of([2])
+    assert "thread of the kernel" in refused.value.cause
+    assert refused.value.remedy.endswith("sonde record -p 2")

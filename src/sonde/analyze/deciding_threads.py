@@ -5,7 +5,9 @@ that work most and those that others hold up (`sonde.analyze.held_up`)."""
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
+from sonde.analyze.alike_threads import by_likeness
 from sonde.analyze.causes import GENERATIONS, QUEUE_REASONS
 from sonde.analyze.held_up import LEAST_WAITS, held_up
 from sonde.analyze.single_rows import add_single_rows
@@ -17,7 +19,7 @@ from sonde.model.timeline import (
 )
 
 THREADS = 3
-"""At most this many threads get a verdict."""
+"""At most this many groups of threads get a verdict."""
 LEAST_ACTIVE = 0.05
 """Threads with a smaller fraction of the busiest one's time are left out."""
 FIRST_THREAD = 0.5
@@ -26,12 +28,21 @@ for other threads for this part of the record."""
 _BUSY = (TotalKind.SAMPLED, TotalKind.RUNQUEUE)
 
 
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """Threads that decide together how fast a program is."""
+
+    tracks: list[int]
+    are_held_up: bool = False
+    """They wait for the same; else each of them does the same."""
+
+
 def deciding_threads(
     timeline: Timeline, by_track: dict[int, list[Total]], window: int
-) -> list[list[int]]:
-    """The tracks of the threads that decide how fast a program is, `THREADS` groups at most: the
-    busiest ones, each by itself, and those that wait for the same. Totals known only by single
-    waits or samples are added to `by_track`; `window`: the length of the record in ns.
+) -> list[Deciding]:
+    """The threads that decide how fast a program is, `THREADS` groups at most: the busiest ones,
+    with those that do the same, and those that wait for the same. Totals known only by single waits
+    or samples are added to `by_track`; `window`: the length of the record in ns.
 
     A program works in the thread that is busiest. If the first thread of its process, or of one
     that started this one, is about as busy, or is woken by others again and again, it is the one
@@ -57,9 +68,10 @@ def deciding_threads(
     ranked = [track for track in ranked if active[track] or waits[track] >= LEAST_WAITS]
     groups = held_up(timeline, by_track, window)
     if not ranked:
-        return [[*one.tracks] for one in groups][:THREADS]
+        return [Deciding([*one.tracks], are_held_up=True) for one in groups][:THREADS]
     most = active[ranked[0]]
-    chosen = [track for track in ranked[:THREADS] if active[track] >= LEAST_ACTIVE * most]
+    alike = by_likeness(timeline, by_track, ranked, THREADS)
+    chosen = [one[0] for one in alike if active[one[0]] >= LEAST_ACTIVE * most]
     first_of_all: list[int] = []
     for first in _first_threads(timeline, ranked):
         is_woken = waits[first] >= LEAST_WAITS and ended_by[first] >= FIRST_THREAD * window
@@ -73,14 +85,17 @@ def deciding_threads(
         chosen = [track for track in chosen if active[track] >= FIRST_THREAD * window]
     before = [one.tracks for one in groups if one.for_lock and one.ns >= most]
     after = [one.tracks for one in groups if one.tracks not in before]
-    found: list[list[int]] = []
+    found: list[Deciding] = []
     seen: set[int] = set()
     for tracks in (first_of_all, *before, *([track] for track in chosen), *after):
+        if not tracks or tracks[0] in seen:
+            continue
         # A thread of a group stands for the group.
-        whole = next((one.tracks for one in groups if tracks and tracks[0] in one.tracks), tracks)
-        if whole and whole[0] not in seen:
-            found.append([*whole])
-            seen.update(whole)
+        held = next((one.tracks for one in groups if tracks[0] in one.tracks), ())
+        same = next((one for one in alike if tracks[0] in one), tracks)
+        whole = [it for it in held or same if it not in seen]
+        found.append(Deciding(whole, are_held_up=bool(held)))
+        seen.update(whole)
     return found[:THREADS]
 
 

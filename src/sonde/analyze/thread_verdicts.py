@@ -233,22 +233,25 @@ def _without_device(
     threads = deciding_threads(timeline, by_track, window)
     served = services(timeline, by_track, window)[:SERVICES]
     answering = {track for one in served for track in one.totals}
-    threads = [tracks for tracks in threads if answering.isdisjoint(tracks)]
+    threads = [one for one in threads if answering.isdisjoint(one.tracks)]
     threads = threads[: max(0, THREADS - len(served))]
-    leading = _leading(timeline, threads, by_track, window)
+    leading = _leading(timeline, (one.tracks for one in threads), by_track, window)
     helping: list[Verdict] = []
     verdicts: list[Verdict] = []
     for one in served:
         to = helping if _helps(timeline, one, leading) else verdicts
         to.append(_of_service(timeline, one, window))
-    for tracks in threads:
+    for group in threads:
         totals = []
-        for track in tracks:
+        for track in group.tracks:
             takes_requests = any(one.serves or one.service for one in by_track[track])
             handed_by = () if takes_requests else waiting
             totals += [_on_host(one, handed_by) for one in by_track[track]]
-        verdict, _ = verdict_on(timeline, tracks, totals, window, on_host=True)
-        verdicts.append(without_device(verdict, len(tracks)))
+        held_up, number = group.are_held_up, len(group.tracks)
+        verdict, _ = verdict_on(
+            timeline, group.tracks, totals, window, on_host=True, are_held_up=held_up
+        )
+        verdicts.append(without_device(verdict, number))
     return verdicts + helping
 
 

@@ -60,12 +60,14 @@ def verdict_on(
     has_runs: bool = False,
     on_host: bool = False,
     whole: int = 0,
+    are_held_up: bool = False,
 ) -> tuple[Verdict, ThreadTime]:
     """The verdict on threads that take turns, under the name of the first, and their time.
 
     `totals`: theirs; `timed`: as of `thread_time`; `has_runs`: runs of the device were timed;
     `on_host`: nothing called a device; `whole`: the time in ns that shares are of, where that is
-    not the recorded one: that of the requests that the threads answer.
+    not the recorded one: that of the requests that the threads answer; `are_held_up`: the threads
+    were chosen for what they wait for.
     """
     track = turns[0]
     of_requests = whole > 0
@@ -119,7 +121,7 @@ def verdict_on(
     if not has_runs:
         causes = without_hand_overs(causes, time.count, whole)
     bounds = _bounds(causes, time.waited / whole)
-    if on_host and len(turns) > 1 and not of_requests:
+    if are_held_up and len(turns) > 1:
         # They were chosen for the lock that they wait for.
         bounds.sort(key=lambda one: one.key != Bound.LOCK)
     waited = f"in calls that wait for the device: {100 * time.waited / whole:.1f} %"
