@@ -152,17 +152,74 @@ def test_a_control_group_whose_memory_grows(monkeypatch):
     assert 0 < warning.lead_s < 600
 
 
+@pytest.mark.parametrize(
+    ("stat", "used"),
+    [
+        ("anon 600\nfile 300\ninactive_file 250\nactive_file 50\n", 650),
+        ("cache 300\ninactive_file 10\ntotal_inactive_file 250\n", 650),  # version 1
+        ("inactive_file 2000\n", 0),  # it is read later than the usage
+        ("inactive_file many\n", 900),
+        ("", 900),
+    ],
+)
+def test_pages_of_files_that_the_kernel_takes_back_are_not_used_memory(tmp_path, stat, used):
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.stat").write_text(stat)
+    assert procfs.working_set_of(str(tmp_path)) == (used, 1000)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert procfs.working_set_of(str(tmp_path)) == (0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
+def test_each_file_system_in_memory_is_followed(tmp_path, monkeypatch):
+    """All have the same source, tmpfs."""
+    monkeypatch.setattr(trends, "MAX_MOUNTS", 1_000)
+    points = [tmp_path / "a é", tmp_path / "c"]
+    try:
+        for point in points:
+            point.mkdir()
+            options = f"size={trends.MIN_BYTES}"
+            subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", point], check=True)
+        subprocess.run(["mount", "--bind", points[1], points[1]], check=True)  # not twice
+        (points[1] / "file").write_bytes(b"x" * (1 << 20))
+        found = {it[1]: it[2:] for it in Trends(tmp_path)._disks()}
+    finally:
+        for point in (*points, points[1]):
+            subprocess.run(["umount", point], check=False, stderr=subprocess.DEVNULL)
+    assert found[str(points[0])] == (0.0, trends.MIN_BYTES)
+    assert found[str(points[1])] == (1 << 20, trends.MIN_BYTES)
+    assert [*found].count(str(points[1])) == 1
+
+
+def test_disks_go_before_file_systems_in_memory(tmp_path, monkeypatch):
+    memory = "{0} 1 0:{0} / /run/{0} rw - tmpfs tmpfs rw\n"
+    mounts = "".join(memory.format(number) for number in range(30, 70))
+    mounts += "90 1 8:1 / /data rw - ext4 /dev/sda1 rw\n"
+    monkeypatch.setattr(trends, "_text", {Path("/proc/self/mountinfo"): mounts}.get)
+    seen = []
+
+    def asked(point):
+        seen.append(point)
+        raise OSError
+
+    monkeypatch.setattr(trends.os, "statvfs", asked)
+    assert [*Trends(tmp_path)._disks()] == []
+    assert seen[0] == "/data"
+    assert len(seen) == trends.MAX_MOUNTS
+
+
 def test_what_is_beyond_the_bounds_of_a_reading_is_counted(tmp_path, monkeypatch):
-    disk = "/dev/{0} /mnt/{0} ext4 rw 0 0\n"
+    disk = "{0} 1 8:{0} / /mnt/{0} rw shared:1 - ext4 /dev/{0} rw\n"
     mounts = "".join(disk.format(number) for number in range(trends.MAX_MOUNTS + 3))
-    texts = {"/proc/self/mounts": mounts, "/proc/loadavg": ""}
+    texts = {"/proc/self/mountinfo": mounts, "/proc/loadavg": ""}
     monkeypatch.setattr(trends, "_text", lambda path: texts.get(str(path), ""))
     for number in range(trends.MAX_SENSORS + 5):
         (tmp_path / f"thermal_zone{number}").mkdir()
     deep = [f"/group/{number}" for number in range(trends.MAX_GROUPS + 7)]
     monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/group"})
     monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: deep)
-    monkeypatch.setattr(trends.procfs, "memory_of", lambda _: (0, 0))
+    monkeypatch.setattr(trends.procfs, "working_set_of", lambda _: (0, 0))
     looks = Trends(tmp_path)
     looks.look(trends.EVERY_NS, range(1, trends.MAX_PROCESSES + 12), lambda _: 0)
     assert looks.left_out == 3 + 5 + 7 + 11

@@ -160,7 +160,7 @@ def test_control_groups_of_many_low_pids_hide_nobody_else_s(monkeypatch):
     groups[900] = ["/victim", "/"]
     monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/"})
     monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: groups[pid])
-    monkeypatch.setattr(trends.procfs, "memory_of", lambda _: (1, 2))
+    monkeypatch.setattr(trends.procfs, "working_set_of", lambda _: (1, 2))
     looked = Trends()._groups(groups, lambda pid: 1001 if pid == 900 else 1000)
     read = [it[1] for it in looked]
     assert "/victim" in read

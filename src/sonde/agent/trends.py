@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import zip_longest
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
@@ -82,22 +83,24 @@ class Trends:
         folders = dict.fromkeys(folder for turn in each for folder in turn if folder)
         self._not_read += max(0, len(folders) - MAX_GROUPS)
         for folder in list(folders)[:MAX_GROUPS]:
-            usage, limit = procfs.memory_of(folder)
+            usage, limit = procfs.working_set_of(folder)
             if limit:
                 yield Sign.MEMORY, folder, float(usage), float(limit)
 
     def _disks(self) -> Iterator[tuple[Sign, str, float, float]]:
-        seen = set()
-        for line in _text(Path("/proc/self/mounts")).split("\n"):
-            words = line.split(" ")
-            if len(words) < 3 or words[2] not in LOCAL or words[0] in seen:
-                continue
-            seen.add(words[0])
-            if len(seen) > MAX_MOUNTS:
-                self._not_read += 1
-                continue
+        by_device: dict[str, tuple[bool, str]] = {}
+        for line in _text(Path("/proc/self/mountinfo")).split("\n"):
+            # proc_pid_mountinfo(5): id parent dev root point options … - type source options
+            before, _, after = line.partition(" - ")
+            words, kind = before.split(" "), after.split(" ")[0]
+            # By the device's number: file systems in memory all have the source 'tmpfs'.
+            if len(words) >= 5 and kind in LOCAL:
+                by_device.setdefault(words[2], (kind == "tmpfs", words[4]))
+        self._not_read += max(0, len(by_device) - MAX_MOUNTS)
+        # Disks first: each pod of a node has file systems in memory.
+        for _, escaped in sorted(by_device.values(), key=itemgetter(0))[:MAX_MOUNTS]:
             with suppress(OSError, UnicodeError):
-                point = words[1].encode().decode("unicode_escape")
+                point = escaped.encode().decode("unicode_escape").encode("latin-1").decode()
                 found = os.statvfs(point)
                 size = found.f_blocks * found.f_frsize
                 if size >= MIN_BYTES:

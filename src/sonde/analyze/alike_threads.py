@@ -44,9 +44,13 @@ def by_likeness(
     firsts: list[tuple[int, Doing]] = []
     for track in ranked:
         pid, mine = timeline.tracks[track].pid, doing(by_track[track])
-        like = (at for at, (one, other) in enumerate(firsts) if one == pid and are_alike(other, mine))
-        if (at := next(like, -1)) >= 0:
-            groups[at].append(track)
+        like = (
+            group
+            for group, (of, other) in zip(groups, firsts, strict=True)
+            if of == pid and are_alike(other, mine)
+        )
+        if (group := next(like, None)) is not None:
+            group.append(track)
         elif len(groups) < most:
             groups.append([track])
             firsts.append((pid, mine))

@@ -86,6 +86,7 @@ from sonde.procfs.process_groups import (
     memory_of,
     mounts_by_controller,
     number_in,
+    working_set_of,
 )
 from sonde.procfs.processes import (
     MAX_PARENTS,
@@ -186,4 +187,5 @@ __all__ = [
     "unix_end",
     "user_ids",
     "with_comm",
+    "working_set_of",
 ]

@@ -87,6 +87,19 @@ def memory_of(folder: str) -> tuple[int, int]:
     return 0, 0
 
 
+def working_set_of(folder: str) -> tuple[int, int]:
+    """Bytes of a control group that the kernel cannot take back at once, as Kubernetes counts them:
+    without pages of files that were not used of late; and its limit. (0, 0) where it has none."""
+    usage, limit = memory_of(folder)
+    if not limit:
+        return 0, 0
+    stat = (read_file(f"{folder}/memory.stat") or b"").decode("utf-8", "replace")
+    found = dict(line.partition(" ")[::2] for line in stat.split("\n"))
+    # Version 1 has the group's own pages beside those of all groups below it.
+    files = found.get("total_inactive_file") or found.get("inactive_file") or "0"
+    return max(0, usage - (int(files) if files.isdecimal() else 0)), limit
+
+
 def memory_left(pid: int, mounts: Mapping[str, str] | None = None) -> MemoryLeft | None:
     """How much memory the control groups of a process leave it, by the one that leaves least; None
     where none has a limit that can be read. The page cache counts as used, as it does in the
