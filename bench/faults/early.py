@@ -2,13 +2,14 @@
 """Early warnings against what then really happens: precision, recall, lead time.
 
     sudo python -m bench.faults.early [--seed 1] [--memory 16] [--disks 8] [--sensors 12]
-                                      [--queues 0] [--minutes 9] [--out FILE.json]
+                                      [--queues 0] [--minutes 9] [--queue-minutes 5]
+                                      [--out FILE.json]
 
 Each trial goes its own way to a limit, or does not: a control group that processes fill (killed at
 its limit), a file system (tmpfs) that is written full (ENOSPC), the load of all CPUs (threads of
 the idle class), and sensors. Sensors are a stub: files as the kernel's thermal zones are, whose
 numbers a schedule writes, as this machine has none. All others are real. Trials of memory, disks
-and sensors run at once; those of the load one after the other, each for as long as all of these.
+and sensors run at once; those of the load one after the other.
 
 Levels are read by `sonde.agent.trends`, every 5 s, as `sonde diagnose --early` has it. A warning is
 right if that limit is reached within the time that it states, twice that at most, or 60 s more.
@@ -374,6 +375,7 @@ def main() -> int:
     parser.add_argument("--sensors", type=int, default=12)
     parser.add_argument("--queues", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--queue-minutes", type=float, default=5.0, help="of each of those")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     require_root()
@@ -387,10 +389,10 @@ def main() -> int:
         trials += [one.trial for one in found]
     full = (os.cpu_count() or 1) * 8.0
     for way in ways(args.queues, chance):
-        one = Load(Trial("run-queue", way), schedule(way, chance, 60 * args.minutes), full)
+        one = Load(Trial("run-queue", way), schedule(way, chance, 60 * args.queue_minutes), full)
         with ExitStack() as stack:
             stack.callback(one.close)
-            others += follow([one], Trends(Path("/nonexistent")), 60 * args.minutes)
+            others += follow([one], Trends(Path("/nonexistent")), 60 * args.queue_minutes)
         trials.append(one.trial)
     rows = scores(trials)
     keys = (
