@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from bench.tools import require_root
 from sonde import procfs
-from sonde.agent.trends import Trends
+from sonde.agent.trends import MAX_RUNNABLE, Trends
 from sonde.export.layout import columns
 
 LIMIT_BYTES: Final = 160 << 20
@@ -45,6 +45,9 @@ STEP_S: Final = 0.5
 REACHED: Final = 0.99
 """Of a limit."""
 SLACK_S: Final = 60.0
+REST: Final = 0.2
+"""Of the load at its limit, below which a trial of it may begin."""
+SETTLES_S: Final = 300.0
 
 FAULTS: Final = ("straight", "noisy", "faster and faster", "in steps", "from half way on")
 BENIGN: Final = ("levels off", "comes and goes", "hours away", "high and even", "a jump")
@@ -257,8 +260,7 @@ class Load(Level):
             self._children.append(subprocess.Popen(spins))
         while len(self._children) > wanted:
             _end(self._children.pop())
-        load = float(Path("/proc/loadavg").read_text().split()[0])
-        if self.trial.reached_s is None and load >= self._full:
+        if self.trial.reached_s is None and _load() >= self._full:
             self.trial.reached_s = round(at_s, 1)
 
     def close(self) -> None:
@@ -327,6 +329,18 @@ def follow(found: Sequence[Level], looks: Trends, whole_s: float) -> list[dict[s
     return others
 
 
+def settled(load: float) -> bool:
+    """Whether the load average falls below this within `SETTLES_S`: each trial begins there."""
+    until_s = time.monotonic() + SETTLES_S
+    while _load() >= load and time.monotonic() < until_s:
+        time.sleep(5)
+    return _load() < load
+
+
+def _load() -> float:
+    return float(Path("/proc/loadavg").read_text().split()[0])
+
+
 def is_right(trial: Trial, at_s: float, lead_s: float) -> bool:
     """Whether the limit came within twice the time that the warning stated, or 60 s more."""
     if trial.reached_s is None:
@@ -387,8 +401,11 @@ def main() -> int:
             if found:
                 others += follow(found, Trends(thermal), 60 * args.minutes)
         trials += [one.trial for one in found]
-    full = (os.cpu_count() or 1) * 8.0
+    full = (os.cpu_count() or 1) * MAX_RUNNABLE
     for way in ways(args.queues, chance):
+        if not settled(REST * full):
+            print(f"the load does not fall below {REST:.0%} of its limit: no further trials of it")
+            break
         one = Load(Trial("run-queue", way), schedule(way, chance, 60 * args.queue_minutes), full)
         with ExitStack() as stack:
             stack.callback(one.close)

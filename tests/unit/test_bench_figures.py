@@ -90,6 +90,13 @@ def claims() -> Iterator[tuple[str, str, str]]:
         after = [row["after_s"] for row in rows]
         words = f"{sum(right)} of {len(rows)}, {min(after):.1f} to {max(after):.1f} s"
         yield "docs/lab/stalled.md", result, words
+    result = "bench/faults/results/early.json"
+    for state in loaded(result).values():
+        every = next(row for row in state["scores"] if row["sign"] == "all")
+        yield "docs/lab/faults.md", result, f"{every['warned_before']} of {every['reached']}"
+        yield "docs/lab/faults.md", result, f"{every['right']} of {every['warnings']}"
+        leads = f"{min(every['lead_s']):.0f}, {max(every['lead_s']):.0f}"
+        yield "docs/lab/faults.md", result, f"{every['lead_median_s']:.0f} s ({leads})"
     result = "bench/faults/results/rank_replay.json"
     replayed = loaded(result)
     rank = replayed["rank"]["right"]

@@ -39,7 +39,7 @@ def by_likeness(
     timeline: Timeline, by_track: Mapping[int, Sequence[Total]], ranked: Iterable[int], most: int
 ) -> list[list[int]]:
     """Threads (by their tracks) as groups of those that do the same in one process, in the order of
-    the first of each: at most so many groups. Threads that are like none of them are left out."""
+    the first of each: `most` groups at most. Threads that are like none of them are left out."""
     groups: list[list[int]] = []
     firsts: list[tuple[int, Doing]] = []
     for track in ranked:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.cli import end_with_input, log_output
+from sonde.cli import end_with_input, log_output, retention
 from sonde.cli.service_manager import HangUps, ServiceManager
 from sonde.errors import MissingDependency, UsageError
 from sonde.host import descriptors
@@ -67,8 +67,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--key", type=Path, metavar="FILE", help="of the certificate")
     add("--client-authority", type=Path, metavar="FILE",
         help="clients must show a certificate of this authority")  # fmt: skip
-    add("--keep-days", type=float, default=0, metavar="N", help="remove what is older")
-    add("--keep-gb", type=float, default=0, metavar="N", help="remove the oldest beyond")
+    add("--keep-days", type=retention.days, default=0, metavar="N", help="remove what is older")
+    add(
+        "--keep-gb",
+        type=retention.gigabytes,
+        default=0,
+        metavar="N",
+        help="remove the oldest beyond",
+    )
     add("--bucket", metavar="URI",
         help="keep files in s3://BUCKET/PREFIX or file:///FOLDER; --store has the log and a cache; "
         "credentials from the environment (docs/guide/bucket.md)")  # fmt: skip

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from sonde.cli import retention
 from sonde.cli.children import Child, first_line
 from sonde.errors import MissingDependency, SinkError, UsageError
 from sonde.export.layout import one_line
@@ -66,8 +67,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="end after so long: 20s, 5m, 1h")  # fmt: skip
     add("-F", "--hz", type=int, default=0, metavar="HZ",
         help="samples per second on each CPU (default: 19)")  # fmt: skip
-    add("--keep-days", type=float, default=14, metavar="N", help="of history (default: 14)")
-    add("--keep-gb", type=float, default=10, metavar="N",
+    add(
+        "--keep-days", type=retention.days, default=14, metavar="N", help="of history (default: 14)"
+    )
+    add("--keep-gb", type=retention.gigabytes, default=10, metavar="N",
         help="of history, oldest removed first (default: 10)")  # fmt: skip
     parser.set_defaults(run=run)
 

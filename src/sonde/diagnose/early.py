@@ -24,7 +24,7 @@ import msgspec
 KEPT: Final = 24
 """Levels of a window that a slope is taken from."""
 SPACINGS: Final = (1, 2, 5, 12, 24, 60)
-"""Each window has one of so many levels: of those that come every 5 s, 24 are 2 minutes to 2 h."""
+"""A window has one level of this number each: of those that come every 5 s, 24 are 2 min to 2 h."""
 LEAST: Final = 8
 """Fewer levels of a window show no slope."""
 LEAD: Final = 0.5

@@ -297,6 +297,8 @@ class Pool:
     where they wait for it: what it lends is used there."""
 
 
+MAX_ANCESTORS = 64
+"""Generations above a process that are looked at."""
 MAX_PARTS = 64
 """A record is divided into at most this many parts: the bits of `Total.when`."""
 
@@ -496,9 +498,10 @@ class Timeline:
         return self.recorder > 0 and self.recorder in (pid, *self.ancestors(pid))
 
     def ancestors(self, pid: int) -> Iterator[int]:
-        """The parent of a process, its parent, and so on, as far as they are known."""
+        """The parent of a process, its parent, and so on, as far as they are known; the nearest
+        `MAX_ANCESTORS`: a record may have a chain of all its processes."""
         seen = {pid}
-        while (pid := self.parents.get(pid, 0)) and pid not in seen:
+        while (pid := self.parents.get(pid, 0)) and pid not in seen and len(seen) <= MAX_ANCESTORS:
             seen.add(pid)
             yield pid
 

@@ -45,10 +45,14 @@ class Chosen:
 def chosen_threads(tables: dict[str, pa.Table]) -> Chosen:
     """The tables with the rows of `sample`, `activity` and `span` of the chosen threads, all of
     `device_run`, and the stacks and frames that these have."""
-    threads = tables["thread"].num_rows
-    if threads <= MANY_THREADS:
+    rows = sum(tables[name].num_rows for name in _ROW_TABLES)
+    if max(tables["thread"].num_rows, rows) <= MANY_THREADS:
         return Chosen(tables, no_other_threads())
     keys, of_rows = grouped(np.concatenate([_keys(tables[name]) for name in _ROW_TABLES]))
+    # Rows may name threads that have none in the table of threads.
+    threads = max(tables["thread"].num_rows, len(keys))
+    if threads <= MANY_THREADS:
+        return Chosen(tables, no_other_threads())
     ends = np.cumsum([tables[name].num_rows for name in _ROW_TABLES]).tolist()
     of_sample, of_activity, of_run, _ = np.split(of_rows, ends)
     ran = _summed(tables["sample"], "weight_ns", of_sample, len(keys), ("cpu",))

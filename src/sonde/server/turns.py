@@ -8,12 +8,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Final
 
 from sonde.server.service import RefusedRequestError
 
+FIRST_PLACES: Final = 64
+"""Beyond all others, for tenants that hold none."""
+
 
 class Places:
-    """Room for requests that wait or are served. For use in one event loop."""
+    """Room for requests that wait or are served. For use in one event loop.
+
+    Where several tenants ask, each has an equal share, of which one is left for who comes next; and
+    who holds none gets one also where the others hold all.
+    """
 
     def __init__(self, places: int, places_of_tenant: int) -> None:
         """Limits of requests: of all tenants together, and of one."""
@@ -24,7 +32,9 @@ class Places:
     @contextmanager
     def place(self, tenant: str) -> Iterator[None]:
         """Hold a place. Raises RefusedRequestError where none is free."""
-        if self._held.total() >= self._places or self._held[tenant] >= self._places_of_tenant:
+        held = self._held.get(tenant, 0)
+        room = self._places if held else self._places + FIRST_PLACES
+        if self._held.total() >= room or held >= self._share(tenant):
             raise RefusedRequestError(503, "too much is asked at once", "try again later")
         self._held[tenant] += 1
         try:
@@ -34,6 +44,13 @@ class Places:
             if not self._held[tenant]:
                 del self._held[tenant]
                 self._emptied(tenant)
+
+    def _share(self, tenant: str) -> int:
+        """How many places the tenant may hold now."""
+        tenants = len(self._held.keys() | {tenant})
+        if tenants == 1:
+            return self._places_of_tenant
+        return max(1, min(self._places_of_tenant, self._places // (tenants + 1)))
 
     def _emptied(self, tenant: str) -> None:
         """The tenant holds no place any more."""
