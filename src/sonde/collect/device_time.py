@@ -341,20 +341,28 @@ class DeviceTime(Collector):
     def _open(self, pid: int) -> None:
         party = procfs.party_of(pid)
         memory = self._finder.find(pid, party)
+        if memory is None:
+            return
+        try:
+            self._take(pid, party, memory)
+        finally:  # any call may fail: the process may have sealed its memory against writing
+            if pid not in self._processes:
+                memory.close()
+                if self._sites:
+                    self._sites.drop(pid)
+
+    def _take(self, pid: int, party: int, memory: InjectMemory) -> None:
+        """Read this memory from now on, or leave it alone. Raises OSError."""
         stat = procfs.read_stat(pid)
         before = self._withheld.pop(pid, None)
-        if memory is None or stat is None:
-            if memory is not None:
-                memory.close()
+        if stat is None:
             return
         key = (pid, stat.start_ns)
         is_detached = memory.is_detached()
         if is_detached or not memory.lock():
-            memory.close()
             self._withhold(key, before, to_other=not is_detached)
             return
         if not self._has_room(party):
-            memory.close()
             self._reader.leave_out(party)
             return
         seen = memory.seen()
@@ -377,10 +385,10 @@ class DeviceTime(Collector):
         per_second = overhead_controller.per_second
         memory.ask(tail=tail, per_second=per_second, request=process.request)
         memory.heartbeat()
-        self._processes[pid] = process
-        self._carried.set()
         if process.by_slots:
             self._slots.follow(*key, memory.fd)
+        self._processes[pid] = process
+        self._carried.set()
 
     def _has_room(self, party: int) -> bool:
         """Whether one more process of this party may be read. Where there are MAX_RINGS, one of the

@@ -10,7 +10,7 @@ import ipaddress
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -78,7 +78,8 @@ WITHOUT_TRACES: Final = {"traced": mmap.PAGESIZE, "trace_contexts": 1, "traced_s
 
 MAX_TYPE_BYTES: Final = 64 << 20
 """Of the kernel's BTF, that are searched."""
-
+PASSES: Final = 8
+"""Over all processes, for descendants that a program has already."""
 NEWLY_MET: Final = 512
 """Processes that a walk met for the first time, kept until the agent reads them (every 0.25 s); one
 for which there is no room is reported by its next walk."""
@@ -161,17 +162,35 @@ class Kernel:
 
     def _watch_with_children(self, pids: frozenset[int]) -> None:
         """Watch processes and the descendants that they have already, pass by pass until there is
-        no new one. Those forked from now on are added in the kernel."""
+        no new one, or `PASSES`. Children of those that are watched are added in the kernel, so a
+        pass finds only what was forked while the one before it went on; a program that forks
+        without end always has some."""
         for pid in pids:
             self.watch(pid)
         known = set(pids)
-        while new := procfs.family(pids, is_patient=True) - known:
+        for _ in range(PASSES):
+            new = procfs.family(pids, is_patient=True) - known
+            if not new:
+                break
             known |= new
             for pid in new:
                 try:
-                    self.watch(pid)
+                    self._watch_child(pid, known)
                 except OSError:
                     self._unwatched += 1
+
+    def _watch_child(self, pid: int, family: Container[int]) -> None:
+        """Watch a child of these processes, unless it has ended: its number may be used again, by
+        another program."""
+        before = procfs.read_stat(pid)
+        if before is None or before.ppid not in family:
+            return
+        self.watch(pid)
+        now = procfs.read_stat(pid)
+        if now is None or not now.goes_on or now.start_ns != before.start_ns:
+            # It ended before it was watched, so its end did not take it out.
+            with suppress(OSError):
+                self._shared["targets"].delete_hash("targets", struct.pack("=I", pid))
 
     def read_subordinate_ids(self) -> None:
         """Let the kernel's programs know whose subordinate ids are (bpf/party.h); cheap where
