@@ -245,3 +245,11 @@ def test_nothing_is_brought_into_any_process_while_a_switch_is_thrown(monkeypatc
             kill_switch.require_allowed()
         file.unlink()
     kill_switch.require_allowed()
+
+
+def test_a_thread_above_another_ones_stack_in_one_mapping_is_left_alone(made):
+    """Stacks of one array (pthread_attr_setstack), or without guard pages: the upper thread's would
+    grow into the lower one's. That one may be in any call."""
+    poll = call(7)
+    found = made({11: (poll, ""), 12: (call(202, sp=0x14000), "")})
+    assert [one.tid for one in found] == []

@@ -59,3 +59,14 @@ def test_code_of_the_interpreter_adds_nothing(verdict):
 def test_code_without_a_name_is_its_library(verdict):
     facts, _ = verdict((3.0, at(53), EVAL, ("", "libz.so.1.3")), (1.0, at(53), EVAL))
     assert facts == ["Encoder.step train.py: of its CPU time 75 % in [libz.so.1.3]"]
+
+
+def test_a_function_of_that_name_in_another_process_adds_nothing(writer, verdicts):
+    """An attacker's program may have any names."""
+    own, other = process(writer), writer.process(66, "python3", threads=[{"tid": 66, "comm": "x"}])
+    on_cpu(writer, own, 4.0, at(53), EVAL)
+    writer.on_cpu(other, 66, writer.stack(at(53), EVAL, REFERENCE), 390)
+    found = {one.device_name: one for one in verdicts()}
+    mine = next(one for name, one in found.items() if "66" not in name)
+    assert [it.facts for it in mine.causes if it.key == Cause.HOST] == [[]]
+    assert mine.advice[0].text != FASTER_BLAS

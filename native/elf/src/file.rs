@@ -120,6 +120,17 @@ impl Layout {
     }
 }
 
+/// Disjoint ranges of addresses (start, end) that hold code, in order.
+pub struct CodeRanges(Vec<(u64, u64)>);
+
+impl CodeRanges {
+    /// Whether an address is in one of them; in the logarithm of their number.
+    pub fn contains(&self, address: u64) -> bool {
+        let behind = self.0.partition_point(|&(start, _)| start <= address);
+        behind > 0 && address < self.0[behind - 1].1
+    }
+}
+
 impl ElfFile {
     /// Errors: those of the system; InvalidData where it is no ELF file.
     pub fn open(path: &Path) -> Result<Self> {
@@ -317,6 +328,22 @@ impl ElfFile {
     /// The loaded segments that hold code.
     pub fn executable_segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().filter(|it| it.kind == elf::PT_LOAD && it.is_executable)
+    }
+
+    /// Where code is loaded, to ask for many addresses: a file may have hundreds of segments.
+    pub fn code_ranges(&self) -> CodeRanges {
+        let end = |it: &Segment| it.address.saturating_add(it.file_size);
+        let mut found: Vec<_> =
+            self.executable_segments().map(|it| (it.address, end(it))).collect();
+        found.sort_unstable();
+        let mut merged: Vec<(u64, u64)> = Vec::with_capacity(found.len());
+        for (start, end) in found {
+            match merged.last_mut() {
+                Some(last) if start <= last.1 => last.1 = last.1.max(end),
+                _ => merged.push((start, end)),
+            }
+        }
+        CodeRanges(merged)
     }
 
     /// Whether an address is in a loaded segment that holds code.

@@ -179,14 +179,14 @@ impl Pclntab {
 
     /// All functions by their start, as far as these lie in code and are in order.
     pub fn functions(&self, file: &ElfFile) -> Vec<Function> {
-        let mut found = Vec::new();
+        let (mut found, code) = (Vec::new(), file.code_ranges());
         let entries = self.count * ENTRY_BYTES + 4; // behind the last one, where it ends
         let Some(raw) = self.read(file, self.functions, entries) else { return found };
         let mut at = 0;
         while at + ENTRY_BYTES as usize + 4 <= raw.len() {
             let start = self.text.saturating_add(u64::from(u32_at(&raw, at)));
             let next = self.text.saturating_add(u64::from(u32_at(&raw, at + 8)));
-            if next <= start || !file.is_code(start) || !file.is_code(next - 1) {
+            if next <= start || !code.contains(start) || !code.contains(next - 1) {
                 break;
             }
             found.push(Function { start, end: next, at: u32_at(&raw, at + 4) });

@@ -188,11 +188,12 @@ impl Index {
     }
 
     fn fill(&mut self, file: &ElfFile, table: &Section) -> Result<()> {
+        let code = file.code_ranges();
         let is_function = |it: &Symbol| match it.kind {
             _ if !it.is_defined() => false,
             elf::STT_FUNC | elf::STT_GNU_IFUNC => true,
             // Assembly code without a type; local ones are labels.
-            elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && file.is_code(it.value),
+            elf::STT_NOTYPE => it.bind != elf::STB_LOCAL && code.contains(it.value),
             _ => false,
         };
         self.base = base_of(file);

@@ -73,7 +73,7 @@ def who_is_behind(
         return Behind([text], asking)
     others, peers = time.others[cause], set[int]()
     if cause == Cause.LOCK:
-        peers = _waiting_at(timeline, time.places[cause], window).union(turns)
+        peers = _waiting_at(timeline, time.places[cause], window, turns).union(turns)
         others = {track: ns for track, ns in others.items() if track not in peers}
     most = max(others, key=lambda track: others[track], default=-1)
     # A wait for the interpreter lock is cut by a timer every 5 ms, until somebody ends it. Threads
@@ -122,10 +122,19 @@ def _who_had_the_cpu(timeline: Timeline, label: str, peers: Collection[int]) -> 
     return contention_for_cpus(timeline, mine, waited)[0] if waited else []
 
 
-def _waiting_at(timeline: Timeline, places: Collection[str], window: int) -> set[int]:
-    """The threads that wait on a futex at one of these places for a good part of the time."""
+def _waiting_at(
+    timeline: Timeline, places: Collection[str], window: int, turns: Collection[int]
+) -> set[int]:
+    """The threads that wait on a futex at one of these places for a good part of the time, in the
+    processes of `turns` and in those that share locks with them: their parents, children and
+    siblings. A program of somebody else may have functions of the same names."""
+    pids = {timeline.tracks[track].pid for track in turns}
+    kin = {parent for pid in pids if (parent := timeline.parents.get(pid, 0)) > 1} | pids
     waited: dict[int, int] = defaultdict(int)
     for one in timeline.totals:
+        pid = timeline.tracks[one.track].pid
+        if pid not in kin and timeline.parents.get(pid, 0) not in kin:
+            continue
         if one.kind == TotalKind.BLOCKED and one.name == "futex" and one.location in places:
             waited[one.track] += one.ns if one.location else 0
     return {track for track, ns in waited.items() if ns >= LEAST_SHARE * window}

@@ -23,9 +23,9 @@ FASTER_BLAS: Final = (
 )
 
 
-def callee_facts(timeline: Timeline, places: Mapping[str, int]) -> list[str]:
-    """A line on the function with the most of this time (ns by place); none where it has nothing to
-    add."""
+def callee_facts(timeline: Timeline, pid: int, places: Mapping[str, int]) -> list[str]:
+    """A line on the function with the most of this time (ns by place) of a process; none where it
+    has nothing to add."""
     functions: dict[str, dict[str, int]] = {}
     for place, ns in places.items():
         functions.setdefault(function_of(place), {})[place] = ns
@@ -40,14 +40,14 @@ def callee_facts(timeline: Timeline, places: Mapping[str, int]) -> list[str]:
     if len(named) > 1 and lines[ranked[0]] < FIRST_LINE * whole:
         shown = (f"{it.rpartition(':')[2]} ({100 * lines[it] / whole:.0f} %)" for it in named)
         parts.append(f"in lines {', '.join(shown)}")
-    callees = timeline.callees.get(function, ())
+    callees = timeline.callees.get((pid, function), ())
     if callees:
         shown = (f"{100 * share:.0f} % in {name}" for name, share in callees)
         parts.append(f"of its CPU time {', '.join(shown)}")
     return [f"{function}: {'; '.join(parts)}"] if parts else []
 
 
-def on_reference_blas(timeline: Timeline, function: str) -> bool:
-    """Whether a function of the program spends its time in the reference implementation of BLAS."""
-    callees = timeline.callees.get(function, ())
+def on_reference_blas(timeline: Timeline, pid: int, function: str) -> bool:
+    """Whether a function of a process spends its time in the reference implementation of BLAS."""
+    callees = timeline.callees.get((pid, function), ())
     return bool(callees) and REFERENCE_BLAS.search(callees[0][0]) is not None

@@ -69,7 +69,7 @@ def verdict_on(
     not the recorded one: that of the requests that the threads answer; `are_held_up`: the threads
     were chosen for what they wait for.
     """
-    track = turns[0]
+    track, pid = turns[0], timeline.tracks[turns[0]].pid
     of_requests = whole > 0
     time = thread_time(timeline, totals, timed, _callers(timeline, turns) if of_requests else None)
     if time.for_copies and not has_runs:
@@ -104,7 +104,11 @@ def verdict_on(
             locations=locations(*(ran_at or (time.places[cause], length)), time.callers),
             facts=[
                 *(kinds_of_io(timeline, totals, length) if on_host and cause == Cause.IO else ()),
-                *(callee_facts(timeline, time.places[cause]) if of_code(cause, length) else ()),
+                *(
+                    callee_facts(timeline, pid, time.places[cause])
+                    if of_code(cause, length)
+                    else ()
+                ),
                 *of_io.facts,
                 *behind.facts,
                 *lengths.get(cause, ()),
@@ -139,7 +143,7 @@ def verdict_on(
         large = [one for one in large if one.bound != Bound.IDLE] or large
         large.sort(key=lambda one: one.bound != bounds[0].key)
         large = _without_spins(large)
-    advice = [Advice(_step(timeline, one, of_requests, on_host), 0.0) for one in large]
+    advice = [Advice(_step(timeline, pid, one, of_requests, on_host), 0.0) for one in large]
     if on_host:
         advice = _with_near_tie(large, advice, len(turns))
     if bounds[0].key == Bound.DEVICE:
@@ -225,10 +229,10 @@ def _without_spins(causes: Sequence[CauseShare]) -> list[CauseShare]:
     return [*rest[:at], queue, *rest[at:]]
 
 
-def _step(timeline: Timeline, cause: CauseShare, of_requests: bool, on_host: bool) -> str:
+def _step(timeline: Timeline, pid: int, cause: CauseShare, of_requests: bool, on_host: bool) -> str:
     """The next step on a cause."""
     first = cause.locations[0].function if cause.locations else ""
-    if on_host and cause.key == Cause.HOST and on_reference_blas(timeline, function_of(first)):
+    if on_host and cause.key == Cause.HOST and on_reference_blas(timeline, pid, function_of(first)):
         return FASTER_BLAS
     return next_step_on(cause, of_requests, on_host)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -72,6 +73,8 @@ def sleepers(
     """
     starts = [m.start for m in mappings]
     tids = sorted((int(p.name) for p in (proc / str(pid) / "task").iterdir()), reverse=True)
+    began_s = time.monotonic()
+    positions = _positions(proc / str(pid), tids, began_s + (until_s - began_s) / 2)
     for tid in sorted(tids, key=lambda tid: tid == pid):
         if time.monotonic() > until_s:
             return
@@ -83,6 +86,9 @@ def sleepers(
         index = bisect_right(starts, sp) - 1
         if status is None or index < 0 or sp >= mappings[index].end:
             continue
+        # Stacks without a guard page may share a mapping: below its own there is another one's.
+        if _is_between(positions, mappings[index].start, sp):
+            continue
         is_main = tid == pid
         stack = _stack(pid, mappings, index, is_main)
         if stack is None or status.seccomp == 1:
@@ -91,6 +97,26 @@ def sleepers(
         if status.seccomp == 2 and not filters:
             filters = -1  # an older kernel does not count them
         yield Sleeper(tid, status.inner_tid, call, sp, stack, is_main, filters, starts_over)
+
+
+def _positions(process: Path, tids: Sequence[int], until_s: float) -> list[int]:
+    """The stack pointers of the threads that sleep, in order."""
+    found = []
+    for tid in tids:
+        if time.monotonic() > until_s:
+            break
+        with suppress(OSError, ValueError):
+            # As in `_sleeping`; in no system call it is 'NR SP PC'.
+            words = (process / f"task/{tid}/syscall").read_text().split()
+            if len(words) in (3, 9):
+                found.append(int(words[-2], 16))
+    return sorted(found)
+
+
+def _is_between(positions: Sequence[int], low: int, high: int) -> bool:
+    """Whether one of these is at `low` or above, and below `high`."""
+    at = bisect_left(positions, low)
+    return at < len(positions) and positions[at] < high
 
 
 def _sleeping(pid: int, task: Path) -> tuple[int, int, bool] | None:

@@ -397,9 +397,9 @@ class Timeline:
     """By `Total.location`: the location in the program that mostly called it, where known."""
     thread_callers: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """By track and `Total.location`: the same within one thread, where threads differ."""
-    callees: Mapping[str, Sequence[tuple[str, float]]] = field(default_factory=dict)
-    """By function of the program ('name file'): machine code of libraries in which it mostly is on
-    a CPU, and its part (0..1) of that, the largest first."""
+    callees: Mapping[tuple[int, str], Sequence[tuple[str, float]]] = field(default_factory=dict)
+    """By process and function of the program ('name file'): machine code of libraries in which it
+    mostly is on a CPU, and its part (0..1) of that, the largest first."""
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     """By track: whom its thread waited for in sockets, by a sample of such waits."""
     clients: Mapping[int, int] = field(default_factory=dict)

@@ -26,29 +26,36 @@ _INTERPRETER: Final = re.compile(r"^(python3|libpython|node$|libjvm|ruby|php)")
 """Binaries in which the program's own code runs, as it were."""
 
 
-def callees_of(frames: Frames, sample: pa.Table) -> dict[str, list[tuple[str, float]]]:
-    """By function of the program ('name file'): the innermost code of libraries in its on-CPU
-    samples, 'sgemm_ [libblas.so.3.11.0]', and its part of them (0..1), the largest first."""
+def callees_of(frames: Frames, sample: pa.Table) -> dict[tuple[int, str], list[tuple[str, float]]]:
+    """By process and function of the program ('name file'): the innermost code of libraries in its
+    on-CPU samples, 'sgemm_ [libblas.so.3.11.0]', and its part of them (0..1), the largest first.
+    Another process may have a function of that name, and another user any."""
     rows = sample.filter(pc.equal(sample.column("kind"), "cpu"))
     row = frames.row_of(rows.column("stack_id"))
     location = frames.roles.location[row].astype(np.int64)
     ns = int64_column(rows, "weight_ns")
-    functions: dict[str, int] = {}
+    names: dict[str, int] = {}
     of_location = np.full(len(frames.roles.locations) + 1, -1, np.int64)  # and of no location
     for number in _shown(location, ns).tolist():
         name = function_of(frames.roles.locations[number])
-        of_location[number] = functions.setdefault(name, len(functions))
-    function = of_location[location]
+        of_location[number] = names.setdefault(name, len(names))
+    name_of_row = of_location[location]
+    own, of_row = distinct_rows((int64_column(rows, "pid"), name_of_row))
+    function = np.where(name_of_row >= 0, of_row, -1)
     shown = function >= 0
     different, inverse = distinct_rows((function[shown], frames.leaves[row[shown]]))
     weights = np.bincount(inverse, ns[shown], len(different))
-    wholes = np.bincount(function[shown], ns[shown], len(functions))
-    times: list[dict[str, float]] = [defaultdict(float) for _ in functions]
+    wholes = np.bincount(function[shown], ns[shown], len(own))
+    times: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (which, leaf), weight in zip(different.tolist(), weights.tolist(), strict=True):
         if weight >= PART * wholes[which]:
             times[which][_name(frames, leaf)] += weight
-    found = {name: _large(times[it], float(wholes[it])) for name, it in functions.items()}
-    return {name: large for name, large in found.items() if large}
+    of_number = list(names)
+    found = {
+        (int(own[it, 0]), of_number[own[it, 1]]): _large(each, float(wholes[it]))
+        for it, each in times.items()
+    }
+    return {key: large for key, large in found.items() if large}
 
 
 def _shown(location: I64, ns: I64) -> I64:
