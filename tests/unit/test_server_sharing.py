@@ -95,7 +95,9 @@ def test_turns_of_a_tenant_leave_room_for_others() -> None:
     with turns.place("a"), turns.place("a"), turns.place("a"):
         with pytest.raises(RefusedRequestError), turns.place("a"):
             pass
-        with turns.place("b"), pytest.raises(RefusedRequestError), turns.place("c"):
+        with turns.place("b"), pytest.raises(RefusedRequestError), turns.place("b"):
+            pass
+        with turns.place("b"), turns.place("c"):  # who holds none gets one beyond all
             pass
     with turns.place("a"):
         pass
