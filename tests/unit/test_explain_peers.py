@@ -146,6 +146,19 @@ def test_of_a_process_that_was_not_recorded_the_name_and_the_command_are_given(w
     assert first.causes[0].facts[0].endswith("which was not recorded")
 
 
+def test_the_same_address_in_another_process_is_another_end(writer, explained):
+    """Another network namespace has the same addresses: its server took the place of the real."""
+    key, tids = orders(writer)
+    for tid in tids:
+        looked(writer, key, tid, AT, LEDGER, "ledger.py")
+    ledger(writer)
+    other = writer.process(500, "python", threads=[{"tid": 500, "comm": "python"}], command="x.py")
+    looked(writer, other, 500, AT, 600, "evil.py", looks=99)
+    fact = explained().verdicts[0].causes[0].facts[0]
+    assert f"100 % of it for ledger.py ({LEDGER}) at {AT}" in fact
+    assert "evil.py" not in fact
+
+
 def test_of_another_machine_the_address_is_named(writer, explained):
     key, tids = orders(writer)
     looked(writer, key, tids[0], "10.0.0.7:443", 0, "")

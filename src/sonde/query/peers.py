@@ -23,27 +23,30 @@ def peers_of(tracks: ThreadTracks, activity: pa.Table) -> dict[int, Sequence[Pee
     """By track: the other ends, the one that was found most often first.
 
     A connection of which one look found the process, and another one did not, is that process's.
+    Looks of one process count for it alone: another network namespace has the same addresses.
     """
     rows = activity.filter(pc.is_in(activity.column("kind").cast(pa.string()), _KINDS))
     looks: dict[int, dict[tuple[str, bool], int]] = defaultdict(lambda: defaultdict(int))
-    holders: dict[str, tuple[int, str]] = {}
+    holders: dict[tuple[int, str], tuple[int, str]] = {}
     texts = (texts_of(rows, name) for name in ("kind", "name", "op"))
-    numbers = (int64_column(rows, name).tolist() for name in ("waker_pid", "count"))
+    numbers = (int64_column(rows, name).tolist() for name in ("pid", "waker_pid", "count"))
     if not rows.num_rows:
         return {}
     columns = zip(tracks.of_rows(rows).tolist(), *texts, *numbers, strict=True)
-    for track, kind, address, name, pid, count in columns:
+    asking: dict[int, int] = {}
+    for track, kind, address, name, asks, pid, count in columns:
         key = address or f"{pid} {name}"  # pairs have no address
         looks[track][key, kind == _PEER] += min(max(count, 0), _MOST_LOOKS)
-        if pid or key not in holders:
-            holders[key] = pid, name
+        asking[track] = asks
+        if pid or (asks, key) not in holders:
+            holders[asks, key] = pid, name
     found: dict[int, Sequence[Peer]] = {}
     for track, by_key in looks.items():
         ranked = sorted(by_key, key=lambda key: -by_key[key])[:MAX_PEERS]
         found[track] = [
             Peer("" if key == f"{pid} {name}" else key, pid, name, by_key[key, alone], alone)
             for key, alone in ranked
-            for pid, name in [holders[key]]
+            for pid, name in [holders[asking[track], key]]
         ]
     return found
 
