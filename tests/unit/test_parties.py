@@ -285,3 +285,13 @@ def test_an_orphan_is_not_of_the_user_whose_process_adopts_it(how: str) -> None:
         assert party == USER if how == "0x10000000" else party != OTHER
         assert started.stdin is not None
         started.stdin.close()
+
+
+@pytest.mark.parametrize(("uid", "party"), [(1001, 1001), (0, 4242)])
+def test_an_orphan_in_a_user_namespace_without_a_map_is_its_creators(monkeypatch, uid, party):
+    """Another user's subreaper adopted it."""
+    ids = {700: Ids(uid, uid, 600, (700,)), 600: Ids(4242, 4242, 1, (600,))}
+    maps = {700: [], 600: parties._IDENTITY}
+    monkeypatch.setattr(parties, "ids_of", ids.get)
+    monkeypatch.setattr(parties, "_uid_map", maps.get)
+    assert procfs.party_of(700) == party

@@ -16,7 +16,8 @@ machine's.
    namespace stays that container's. Where root created it, and no pid namespace: the user of the
    process's id, or of the first id of its uid_map. An orphan's nearest ancestor is the process that
    adopted it (init, or a subreaper such as a user's systemd): where that is another user's, the
-   user of the first id of its uid_map counts. bpf/party.h reads whose the namespace is.
+   user of the first id of its uid_map counts; without a map, that of its id. bpf/party.h reads
+   whose the namespace is.
 4. In a pid namespace below the machine's, where these rules find nobody (root created it with a
    user namespace, the process entered by setns(), or it is too deep): the party is that of all
    processes whose control group is of the same user, container or service, which neither a
@@ -128,13 +129,15 @@ def _creator_of(pid: int, seen: Ids, mapped: list[bytes]) -> int:
 
 def _of_orphan(pid: int, first: Ids, mapped: list[bytes], above: int) -> int:
     """The party of a process in a user namespace that has another user's process above it, which
-    may have adopted it: whose the first id of its uid_map is, where that is known.
+    may have adopted it: whose the first id of its uid_map is, where that is known. Without a map it
+    can take no other id than that of its creator.
 
     Without a privilege one writes one's own id there, and none else. More ids are given to those
     whose subordinate ones they are, by a program that may know of others than /etc/subuid.
     """
     if len(mapped) < 3:
-        return above
+        creator = _holders.of(first.uid) if first.levels == 1 else 0
+        return creator or above
     user = _holders.of(int(mapped[1]))
     is_known = mapped[2] == b"1" or user != int(mapped[1])
     if not is_known or user in (above, 0):
