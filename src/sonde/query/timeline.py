@@ -129,7 +129,7 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     requests, requests_in_all = slowest_requests(frames, tables)
     callers, thread_callers = callers_of(tracks, frames, tables["sample"])
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
-    set_owners(naming, tracks, frames, tables["sample"])
+    set_owners(naming, tracks, frames, tables["sample"], span[1] - span[0])
     if len(device) and not (calls.kind == CallKind.SYNC).any():
         calls = _joined(calls, _waits(naming, tracks, tables["device_run"].filter(waits)))
     states = _states(naming, tracks, frames, spans.filter(pc.or_(blocked, runqueue)))
