@@ -129,6 +129,20 @@ def test_who_holds_what_a_pool_lends_is_named(writer, verdicts):
     assert lines[-1].startswith("  next: let t44 (44) and 1 more keep what the pool lends for a ")
 
 
+def test_functions_of_the_same_names_in_another_program_hold_nothing(writer, verdicts):
+    shop(writer)
+    threads = [{"tid": tid, "comm": "x"} for tid in (500, 501, 502)]
+    other = writer.process(500, "python", threads=threads, command="evil.py")
+    borrow = writer.stack(THREAD, ONE, PAGE, QUERY, BORROW, WAIT, COND_WAIT)
+    for tid in (501, 502):
+        writer.wait(other, tid, "futex", 0.3, count=99, waker=(500, 1003 - tid), stack=borrow)
+        holds = writer.stack(TOTALS, RECEIVE, "fsync")
+        writer.wait(other, tid, "sync to disk", 4.5, count=5, stack=holds)
+    first = next(one for one in verdicts() if one.causes[0].key == Cause.POOL)
+    assert first.causes[0].facts[0].startswith("1.8 of what it lends held by t44 (44) and 1 more")
+    assert not any("sync to disk" in fact for fact in first.causes[0].facts)
+
+
 def test_a_queue_that_one_thread_fills_is_no_pool(writer, verdicts):
     key = process(writer, 44, *HANDLERS)
     on_cpu(writer, key, 4.0, MAKE, EVAL, tid=44)

@@ -53,11 +53,14 @@ def held_from_pools(
 
     `places`: for how long requests wait, by place, in ns; `waiting`: the tracks that do.
     """
-    functions = {function_of(place) for place in places}
-    pools = [one for one in timeline.pools if not one.functions.isdisjoint(functions)]
+    functions, mine = {function_of(place) for place in places}, set(waiting)
+    pools = [
+        one
+        for one in timeline.pools
+        if not one.functions.isdisjoint(functions) and not one.tracks.isdisjoint(mine)
+    ]
     inside = frozenset[tuple[int, str]]().union(*(one.places for one in pools))
     takers = frozenset[int]().union(*(one.tracks for one in pools))
-    mine = set(waiting)
     groups: dict[str, _Holders] = defaultdict(_Holders)
     for one in timeline.totals:
         key = one.track, one.location

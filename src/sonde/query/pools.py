@@ -32,33 +32,42 @@ calls it, and does nothing else."""
 
 
 def with_pools(
-    tracks: ThreadTracks, frames: Frames, sample: pa.Table, totals: Sequence[Total]
+    tracks: ThreadTracks,
+    frames: Frames,
+    sample: pa.Table,
+    totals: Sequence[Total],
+    pids: Sequence[int],
 ) -> tuple[list[Total], list[Pool]]:
-    """(the totals, those of waits for a pool with that detail; the pools)."""
-    waits: dict[str, list[Total]] = defaultdict(list)
+    """(the totals, those of waits for a pool with that detail; the pools). `pids`: the process of
+    each track; another process may have functions of the same names."""
+    waits: dict[tuple[int, str], list[Total]] = defaultdict(list)
     entries: dict[int, set[tuple[str, str]]] = defaultdict(set)
     for one in totals:
         if one.service and not one.serves:
             entries[one.track].add((one.service, one.entry))
         if _may_be_for_a_pool(one):
-            waits[_function(one.location)].append(one)
+            waits[pids[one.track], _function(one.location)].append(one)
     found = []
-    ranked = sorted(waits, key=lambda function: -sum(one.ns for one in waits[function]))
+    ranked = sorted(waits, key=lambda key: -sum(one.ns for one in waits[key]))
     ranked = ranked[:MAX_FUNCTIONS]
-    functions: set[str] = set()
-    for function in ranked:
-        if function in functions or not _is_pool(waits[function], entries):
+    of_pools: set[tuple[int, str]] = set()
+    for key in ranked:
+        if key in of_pools or not _is_pool(waits[key], entries):
             continue
-        mine = {function}
-        mine |= {it for it in ranked if _takes_from(waits[it], waits[function], entries)}
-        functions |= mine
+        mine = {key}
+        mine |= {
+            it for it in ranked if it[0] == key[0] and _takes_from(waits[it], waits[key], entries)
+        }
+        of_pools |= mine
         takers = frozenset(one.track for it in mine for one in waits[it])
         lines = {one.location for it in mine for one in waits[it]}
-        places = _places(tracks, frames, sample, mine, lines)
-        found.append(Pool(frozenset(mine), takers, places))
+        rows = sample.filter(pc.equal(sample.column("pid"), key[0]))
+        functions = frozenset(function for _, function in mine)
+        places = _places(tracks, frames, rows, functions, lines)
+        found.append(Pool(functions, takers, places))
     return [
         replace(one, wait_detail=WaitDetail.POOL)
-        if _may_be_for_a_pool(one) and _function(one.location) in functions
+        if _may_be_for_a_pool(one) and (pids[one.track], _function(one.location)) in of_pools
         else one
         for one in totals
     ], found

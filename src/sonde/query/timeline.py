@@ -125,7 +125,8 @@ def of_capture(capture: Capture, *, chosen: bool = False) -> Timeline:
     uses = uses_of_processes(tables["metric"])
     shared = sharing(uses, gpus)
     totals = totals_of(tracks, frames, tables, singly, span=span, tick_ns=tick_ns, shared=shared)
-    totals, pools = with_pools(tracks, frames, tables["sample"], totals)
+    pids = [one.pid for one in naming.tracks]
+    totals, pools = with_pools(tracks, frames, tables["sample"], totals, pids)
     requests, requests_in_all = slowest_requests(frames, tables)
     callers, thread_callers = callers_of(tracks, frames, tables["sample"])
     chosen_singly = single_runs(naming, tracks, singly, shared=shared)
