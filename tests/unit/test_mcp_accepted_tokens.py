@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tokens count as accepted beside a flood of random ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+from sonde.mcp import accepted_tokens
+from sonde.mcp.accepted_tokens import MAX_ASKED, AcceptedTokens
+
+
+def at(now_s: float) -> SimpleNamespace:
+    """The module `time`, at this time."""
+    return SimpleNamespace(monotonic=lambda: now_s)
+
+
+class Server:
+    """Accepts one token, and answers others when it is let."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.asked: list[str] = []
+        self.accepted = {"good"}
+
+    def accepts(self, token: str) -> bool:
+        self.asked.append(token)
+        if token != "good":
+            assert self.answers.wait(20)
+        return token in self.accepted
+
+
+def test_a_flood_of_random_tokens_is_not_asked_about_and_holds_nobody_up(monkeypatch):
+    server = Server()
+    tokens = AcceptedTokens(server.accepts)
+
+    async def flood() -> list[bool]:
+        assert await tokens.accepts("good")
+        monkeypatch.setattr(accepted_tokens, "time", at(1e12))  # it is to be asked again
+        waiting = [asyncio.create_task(tokens.accepts(f"random {it}")) for it in range(MAX_ASKED)]
+        await asyncio.sleep(0.1)
+        beyond = [await tokens.accepts(f"more {it}") for it in range(500)]
+        assert await tokens.accepts("good")
+        server.answers.set()
+        return [*beyond, *await asyncio.gather(*waiting)]
+
+    assert not any(asyncio.run(flood()))
+    assert len(server.asked) == 1 + MAX_ASKED
+
+
+def test_a_token_that_is_refused_later_counts_no_more(monkeypatch):
+    server = Server()
+    server.answers.set()
+    tokens = AcceptedTokens(server.accepts)
+
+    async def sequence() -> None:
+        assert await tokens.accepts("good")
+        server.accepted.clear()
+        monkeypatch.setattr(accepted_tokens, "time", at(1e12))
+        assert not await tokens.accepts("good")
+        tokens._asked = MAX_ASKED
+        monkeypatch.setattr(accepted_tokens, "time", at(2e12))
+        assert not await tokens.accepts("good")
+
+    asyncio.run(sequence())
