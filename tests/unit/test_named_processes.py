@@ -22,6 +22,7 @@ from sonde.cli.named_processes import (
     pids_of,
     process_name,
     processes_of,
+    refuse_of_kernel,
 )
 from sonde.errors import UsageError
 
@@ -208,6 +209,6 @@ def test_a_thread_stands_for_its_process_with_a_note(start: Start, monkeypatch, 
 
 def test_a_thread_of_the_kernel_is_refused() -> None:
     with pytest.raises(UsageError) as refused:
-        processes_of([2])
+        refuse_of_kernel([2])
     assert "thread of the kernel" in refused.value.cause
     assert refused.value.remedy.endswith("sonde record -p 2")

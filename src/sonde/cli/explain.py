@@ -19,6 +19,7 @@ from sonde.cli.named_processes import (
     pids_in_record,
     process_name,
     processes_of,
+    refuse_of_kernel,
     thread_note,
     with_running,
 )
@@ -109,6 +110,7 @@ def run(args: argparse.Namespace) -> int:
         from sonde.host.requirements import require_recording
 
         require_recording()  # before it is announced
+        refuse_of_kernel(pids)
         if not args.quiet:
             _note([f"recording {args.duration:g} s of {named_list(pids)}, then analysing it"])
         records = [Record(("",), _recorded(pids, args.duration))]

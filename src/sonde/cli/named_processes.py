@@ -61,28 +61,30 @@ def pids_of(named: Sequence[int | str]) -> list[int]:
 
 def processes_of(named: Sequence[int | str]) -> tuple[list[int], list[str]]:
     """The pids of what was named, for a thread that of its process; a note for each thread. Raises
-    UsageError as `pids_of`, and for a thread of the kernel."""
+    UsageError as `pids_of`."""
     found, notes = [], []
     for pid in pids_of(named):
         process = _process_of(pid)
-        _refuse_of_kernel(process)
         found.append(process)
         if process != pid:
             notes.append(thread_note(pid, process, _runs(process)))
     return list(dict.fromkeys(found)), notes
 
 
-def _refuse_of_kernel(pid: int) -> None:
+def refuse_of_kernel(pids: Sequence[int]) -> None:
+    """Raises UsageError for a thread of the kernel; in the machine's pid namespace alone, as a
+    program has its numbers in others."""
     from sonde import procfs
     from sonde.model.process import KTHREADD_PID
 
-    stat = procfs.read_stat(pid)
-    if stat is not None and KTHREADD_PID in (pid, stat.ppid):
-        raise UsageError(
-            f"{pid} ({one_line(stat.comm)}) is a thread of the kernel: it runs no program, so "
-            "nothing shows what it works or waits for",
-            f"Record the stacks in which it runs: sonde record -p {pid}",
-        )
+    for pid in pids:
+        stat = procfs.read_stat(pid)
+        if stat is not None and KTHREADD_PID in (pid, stat.ppid):
+            raise UsageError(
+                f"{pid} ({one_line(stat.comm)}) is a thread of the kernel: it runs no program, so "
+                "nothing shows what it works or waits for",
+                f"Record the stacks in which it runs: sonde record -p {pid}",
+            )
 
 
 def _runs(pid: int) -> str:
