@@ -27,6 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
@@ -147,16 +148,16 @@ def ways(count: int, chance: random.Random, more: Sequence[str] = ()) -> list[st
     return found
 
 
-class Level:
+class Level(ABC):
     """A trial with what moves its level. Call `move` often."""
 
     def __init__(self, trial: Trial, target: Schedule) -> None:
         self.trial, self.target = trial, target
         self.pid = 0
 
+    @abstractmethod
     def move(self, at_s: float) -> None:
         """To where it is to be by now."""
-        raise NotImplementedError
 
 
 class _Fed(Level):

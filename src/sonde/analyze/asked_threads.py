@@ -27,19 +27,19 @@ def mark_answers(timeline: Timeline, by_track: dict[int, list[Total]]) -> None:
     question all the time in which nobody waits for its answer: both waits fill the record.
     """
     window = timeline.end_ns - timeline.start_ns
-    asked: dict[int, int] = {}  # for how long each thread waits to be asked; 0: it does not
+    idle_ns: dict[int, int] = {}  # for how long each thread waits to be asked; 0: it does not
     for track, totals in by_track.items():
         awaited = [one for one in totals if _is_for_another(timeline, one)]
         length = sum(one.ns for one in awaited)
         if length < LEAST_SHARE * window:
             continue
         for one in awaited:
-            if one.waker_track not in asked:
-                asked[one.waker_track] = _waits_to_be_asked(by_track.get(one.waker_track, ()))
+            if one.waker_track not in idle_ns:
+                idle_ns[one.waker_track] = _waits_to_be_asked(by_track.get(one.waker_track, ()))
         least = (1 - LEAST_SHARE) * window - length
         by_track[track] = [
             replace(one, wait_detail=WaitDetail.ANSWER)
-            if _is_for_another(timeline, one) and asked[one.waker_track] >= max(1.0, least)
+            if _is_for_another(timeline, one) and idle_ns[one.waker_track] >= max(1.0, least)
             else one
             for one in totals
         ]
