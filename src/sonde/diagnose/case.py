@@ -111,6 +111,10 @@ class Case:
         was = getattr(self.before.get(pid, Rates()), field)
         return float(now - was)
 
+    def who(self, pid: int) -> Who:
+        """Who a process is, as far as it is known."""
+        return self.window.who.get(pid) or Who(pid, f"pid {pid}")
+
     def others(self) -> Iterable[int]:
         """Pids that did something afterwards, not of the victim's family, and no kernel threads."""
         for pid in self.after:
@@ -120,12 +124,11 @@ class Case:
 
     def name(self, pid: int) -> str:
         """The name of a process."""
-        who = self.window.who.get(pid)
-        return who.name if who is not None else f"pid {pid}"
+        return self.who(pid).name
 
     def offender(self, pid: int, evidence: str, share: float) -> Offender:
         """A process as offender."""
-        who = self.window.who.get(pid, Who(pid, f"pid {pid}"))
+        who = self.who(pid)
         return Offender(pid, who.name, who.owner or who.cgroup, evidence, min(1.0, share))
 
     def disk(self, moments: Iterable[Moment], pids: Iterable[int]) -> dict[str, DiskUse]:

@@ -9,7 +9,10 @@ What to do: raise the quota, widen the set of CPUs, or move one of the two.
 
 from __future__ import annotations
 
+import msgspec
+
 from sonde.diagnose.case import Case
+from sonde.diagnose.cpu_users import CpuUser, users
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
 from sonde.diagnose.lost_time import Part
 
@@ -21,6 +24,8 @@ THROTTLED = 0.2
 """Share of the time without a CPU in which its group was throttled, from which on it is a cause."""
 OFFENCE = 0.1
 """An offender uses at least this many CPUs more than before."""
+TOGETHER = 0.3
+"""The same of many processes of which none is an offender: one owner's add up to little always."""
 OF_LOST = 0.15
 """And this part of the time that the victim lost, of 1 s a second at most."""
 NAMED = 3
@@ -74,17 +79,21 @@ def contention(case: Case) -> Candidate | None:
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
-    more = _grown(case)
-    took = sum(max(0.0, cpu) for cpu, _ in more)
+    more = users(case)
+    took = sum(max(0.0, user.cpus) for user in more[1:])
     offender: Offender | None = None
     against: list[str] = []
     if _is_offence(more, left):
-        cpu, pid = more[0]
-        offender = case.offender(pid, f"used {cpu:.2f} CPUs more since then", cpu / max(took, 0.01))
+        first = more[0]
+        share = first.cpus / max(took, first.cpus)
+        offender = case.offender(first.pid, f"used {first.cpus:.2f} CPUs more since then", share)
+        if first.processes > 1:
+            offender = msgspec.structs.replace(offender, evidence=_together(case, first))
+            evidence.append(offender.evidence)
         evidence += [
-            f"{case.name(pid)} ({pid}) used {cpu:.2f} CPUs more"
-            for cpu, pid in more[:NAMED]
-            if cpu >= OFFENCE
+            f"{case.name(user.pid)} ({user.pid}) used {user.cpus:.2f} CPUs more"
+            for user in more[:NAMED]
+            if user.cpus >= OFFENCE and user.processes == 1
         ]
     else:
         against.append("no other process used notably more CPU time")
@@ -100,14 +109,19 @@ def contention(case: Case) -> Candidate | None:
     )
 
 
-def _grown(case: Case) -> list[tuple[float, int]]:
-    """(CPUs more, pid) of other processes, most first."""
-    return sorted(((case.grew("cpu", pid), pid) for pid in case.others()), reverse=True)
-
-
-def _is_offence(more: list[tuple[float, int]], lost: float) -> bool:
+def _is_offence(more: list[CpuUser], lost: float) -> bool:
     """Whether the first of them uses enough to be an offender. `lost`: what the victim lost."""
-    return bool(more) and more[0][0] >= max(OFFENCE, OF_LOST * min(lost, 1.0))
+    if not more:
+        return False
+    least = max(OFFENCE, OF_LOST * min(lost, 1.0))
+    return more[0].cpus >= (least if more[0].processes == 1 else max(least, TOGETHER))
+
+
+def _together(case: Case, user: CpuUser) -> str:
+    """What many processes did."""
+    one = f"{case.name(user.pid)} ({user.pid})"
+    whose = f"of {user.among}, {one} among them," if user.among else f"that {one} started"
+    return f"{user.processes} processes {whose} used {user.cpus:.2f} CPUs more together"
 
 
 def _throttled(case: Case) -> tuple[float, int]:
@@ -150,10 +164,10 @@ def _is_crowded(case: Case, ready: float) -> bool:
     known = case.first.cpus_before
     if not known or known > case.last.cpus_allowed or _idle_elsewhere(case) < LEAST_IDLE:
         return False
-    more = _grown(case)
+    more = users(case)
     used = sum(case.last.cpu_busy.get(cpu, 0.0) for cpu in case.last.allowed)
     own = sum(case.after[pid].cpu for pid in case.own if pid in case.after)
-    return _is_offence(more, ready) and more[0][0] <= used - own + SLACK
+    return _is_offence(more, ready) and more[0].cpus <= used - own + SLACK
 
 
 def _idle_elsewhere(case: Case) -> float:
