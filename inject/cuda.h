@@ -46,18 +46,30 @@ enum gating { GATE_NONE, GATE_WANTED, GATE_READY };
 
 /* The bias of a pair until it is measured: 2.2 to 3.2 us in nine processes on an H200. */
 #define PAIR_NS 2500
-#define POOL_SAMPLES 256 /* pairs in flight in one context; two events each */
-#define STREAMS_BEFORE 8 /* streams of a context whose last pair is remembered */
+#define BIAS_TRIALS 21
+#define MOST_BIAS_TRIALS 210 /* gates that ended too early among them */
+#define POOL_SAMPLES 256     /* pairs in flight in one context; two events each */
+#define STREAMS_BEFORE 8     /* streams of a context whose last pair is remembered */
+/* A pair around an empty kernel: one at a time. It is free between GATE_READY and the last trial. */
+struct calibration {
+	_Atomic uint32_t state; /* enum sample_state */
+	cu_event begin, end;
+	const struct gate_state *gate;
+	uint32_t tries, count, found[BIAS_TRIALS]; /* ns */
+};
+
 struct pool {
 	cu_context context;
 	unsigned long long id; /* the context's, 0: unknown */
 	int device;
-	cu_function gate, nothing;	   /* the gate kernel, and an empty one */
-	uint32_t bias_ns, bias_ungated_ns; /* of a pair behind a gate, and without one */
-	/* enum gating. Kernels of ours are launched only where the program launches some itself: on an
-	 * H200 a program that only replayed graphs ran 19 % slower ever after its first kernel outside a graph. And
-	 * where its device is not always behind: there a pair needs no gate, and loading its module into a
-	 * driver whose queue is full took seconds, and held the program's next launch up as long. */
+	cu_function gate, nothing; /* the gate kernel, and an empty one */
+	uint32_t bias_ns;	   /* of a pair that holds no time of the host */
+	struct calibration calibration;
+	/* enum gating. Kernels of ours are launched only where the program launches some itself, by its own
+	 * threads, in its own streams: on an H200 a program that only replayed graphs ran 19 % slower, and one that
+	 * decodes 15 %, ever after our thread had launched some into a stream that it had made. And where its device is
+	 * not always behind: there a pair needs no gate, and loading its module into a driver whose queue is full
+	 * took seconds, and held the program's next launch up as long. */
 	_Atomic uint32_t gating;
 	/* A score: how often pairs of kernels without a gate may hold time of the host (was_behind). */
 	_Atomic uint32_t without;
@@ -88,17 +100,17 @@ void pool_give_back(struct sample *sample);
 bool pair_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
 /* Enqueue the second event and open the gate. */
 void pair_end(struct pool *pool, struct sample *sample, cu_stream stream, bool launched);
-/* The two halves without a look at the pair before it in its stream: for gate_make. */
-bool pair_enqueue_begin(struct pool *pool, struct sample *sample, cu_stream stream, bool gated);
-/* False: the second event was not recorded. */
-bool pair_enqueue_end(struct sample *sample, cu_stream stream);
 /* By our thread, in a step: if the device has passed the pair, put its record, and give the sample back. */
 void pair_read(struct pool *pool, struct sample *sample);
 
 /* ---- cuda_gate.c ---- */
 
-/* By our thread, in a step: load the gate kernel, if the driver takes it, and measure the bias with it and without. */
+/* By our thread, in a step: load the gate kernel, if the driver takes it. */
 void gate_make(struct pool *pool);
+/* In a thread of the program, behind its launch, before the gate opens: a trial of the bias, if one is wanted. */
+void bias_enqueue(struct pool *pool, const struct sample *behind, cu_stream stream);
+/* By our thread, in a step: if the device has passed the trial, keep it; after the last one the bias is known. */
+void bias_read(struct pool *pool);
 
 /* ---- cuda_pool.c, by our thread ---- */
 

@@ -14,7 +14,7 @@ static bool is_sticky(cu_result r)
 	return r >= CU_STICKY_FROM && r < CU_STICKY_TO;
 }
 
-bool pair_enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
+static bool enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gated)
 {
 	s->gated = false;
 	if (gated) {
@@ -38,10 +38,12 @@ bool pair_enqueue_begin(struct pool *pool, struct sample *s, cu_stream stream, b
 	return false;
 }
 
-bool pair_enqueue_end(struct sample *s, cu_stream stream)
+static bool enqueue_end(struct pool *pool, struct sample *s, cu_stream stream)
 {
 	bool whole = driver.cuEventRecord(s->end, stream) == CU_OK;
 	if (s->gated) {
+		if (whole)
+			bias_enqueue(pool, s, stream);
 		atomic_thread_fence(memory_order_seq_cst);
 		s->gate->open = 1;
 	}
@@ -95,7 +97,7 @@ bool pair_begin(struct pool *pool, struct sample *s, cu_stream stream, bool gate
 		look_before(pool, s, stream);
 	atomic_store(&s->use, s->record.correlation);
 	atomic_store(&s->key, key_of(stream));
-	return pair_enqueue_begin(pool, s, stream, gated && pool_gated(pool) && pool->gate);
+	return enqueue_begin(pool, s, stream, gated && pool_gated(pool) && pool->gate);
 }
 
 // In a thread of the program. Relaxed, because another thread's stream capture in global mode forbids queries.
@@ -134,7 +136,7 @@ static bool was_behind(struct pool *pool, const struct sample *s)
 
 void pair_end(struct pool *pool, struct sample *s, cu_stream stream, bool launched)
 {
-	if (!pair_enqueue_end(s, stream) || !launched) {
+	if (!enqueue_end(pool, s, stream) || !launched) {
 		pool_give_back(s);
 		return;
 	}
@@ -169,10 +171,11 @@ void pair_read(struct pool *p, struct sample *s)
 		return;
 	}
 	double ns = (double)ms * 1e6;
-	// A copy is often queued behind other work, where its pair holds no time of the host.
+	// A copy is often queued behind other work, where its pair holds no time of the host. What it is of the
+	// host's in others is not known.
 	bool proved = s->gated || s->behind;
-	bool without_host = proved || record->type == INJECT_COPY || record->type == INJECT_SET;
-	ns -= without_host ? p->bias_ns : p->bias_ungated_ns;
+	if (proved || record->type == INJECT_COPY || record->type == INJECT_SET)
+		ns -= p->bias_ns;
 	record->flags = proved ? INJECT_GATED : 0;
 	record->end_ns = record->start_ns + (uint64_t)(ns > 0 ? ns : 0);
 	if (s->frames.count)

@@ -73,7 +73,8 @@ static bool make_events(struct pool *p)
 		if (step_is_unwanted() || driver.cuEventCreate(&p->samples[k].begin, 0) ||
 		    driver.cuEventCreate(&p->samples[k].end, 0))
 			return false;
-	return true;
+	return !step_is_unwanted() && !driver.cuEventCreate(&p->calibration.begin, 0) &&
+	       !driver.cuEventCreate(&p->calibration.end, 0);
 }
 
 static struct pool *fresh_pool(void)
@@ -104,6 +105,7 @@ static void make_pool(cu_context context)
 	cu_context popped;
 	p->context = context;
 	p->bias_ns = PAIR_NS;
+	atomic_store(&p->calibration.state, SAMPLE_TAKEN);
 	p->failed = 1;
 	if (driver.cuCtxPushCurrent_v2(context) == CU_OK) {
 		p->id = id_of(context);
@@ -122,6 +124,8 @@ static void poll_pool(struct pool *p)
 {
 	if (!atomic_load(&p->failed) && atomic_load(&p->gating) == GATE_WANTED)
 		gate_make(p);
+	if (!atomic_load(&p->gone) && !step_is_unwanted())
+		bias_read(p);
 	for (int n = 0; n < POOL_SAMPLES; n++) {
 		if (atomic_load(&p->gone) || step_is_unwanted())
 			return;

@@ -17,7 +17,6 @@ enum {
 	CU_HOST_PORTABLE = 1,
 	CU_STREAM_CAPTURE_NONE = 0,
 	CU_CAPTURE_MODE_RELAXED = 2,
-	CU_STREAM_NON_BLOCKING_FLAG = 1,
 	CU_MEMORY_TYPE_OF = 2, /* of cuPointerGetAttribute */
 	CU_MEMORY_HOST = 1,
 	CU_MEMORY_DEVICE = 2,
@@ -66,8 +65,6 @@ struct cu_copy_2d { /* CUDA_MEMCPY2D */
 	X(cuEventElapsedTime, (float *, cu_event, cu_event))                                       \
 	X(cuStreamIsCapturing, (cu_stream, int *))                                                 \
 	X(cuThreadExchangeStreamCaptureMode, (int *))                                              \
-	X(cuStreamCreate, (cu_stream *, unsigned))                                                 \
-	X(cuStreamDestroy_v2, (cu_stream))                                                         \
 	X(cuModuleLoadData, (cu_module *, const void *))                                           \
 	X(cuModuleGetFunction, (cu_function *, cu_module, const char *))                           \
 	X(cuMemHostAlloc, (void **, size_t, unsigned))
