@@ -13,11 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.end_to_end import progress
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 GROUPS: Final = Path("/sys/fs/cgroup")
 PERIOD_US: Final = 100_000
 SWITCHES: Final = {"switches-20k": 20_000, "switches-200k": 200_000}
 SLOT_BYTES: Final = 64
+START_S: Final = 120.0
+"""A load has done its first unit by then: PyTorch is imported, a graph captured."""
+WARM_S: Final = 1.0
 TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -26,9 +31,12 @@ class Done:
     """What was done up to a moment."""
 
     at_s: float
+    """CLOCK_MONOTONIC, of the last unit where the load notes it."""
     units: int
     busy_s: float
     """Of the time that units took, as the load measures it; 0 where it does not."""
+    latencies: tuple[int, ...] = ()
+    """Requests by class of latency (`progress`), of a load that answers some."""
 
 
 class Quota:
@@ -66,7 +74,7 @@ class Subject:
 
     def __init__(self, folder: Path, name: str, quota: Quota | None) -> None:
         self._file = folder / f"{name}-{time.monotonic_ns()}"
-        self._file.write_bytes(bytes(SLOT_BYTES * (os.cpu_count() or 1)))
+        self._file.write_bytes(bytes(max(progress.BYTES, SLOT_BYTES * (os.cpu_count() or 1))))
         self._has_busy = name in SWITCHES
         command = [sys.executable, "-m", "bench.end_to_end.load", name, str(self._file)]
         if self._has_busy:
@@ -80,8 +88,22 @@ class Subject:
             preexec_fn=quota.enter if quota else None,
         )  # fmt: skip
         self.pid = self._process.pid
-        time.sleep(1.0)
+
+    def begin(self) -> None:
+        """Wait for its first units, then stop it. Raises RuntimeError where none come."""
+        end = time.monotonic() + START_S
+        while not self.done().units:
+            if time.monotonic() > end or self._process.poll() is not None:
+                raise RuntimeError(f"{self._process.args!r} did not begin to work")
+            time.sleep(0.05)
+        time.sleep(WARM_S)
         self.suspend()
+
+    def be_profiled(self) -> None:
+        """Have it run under torch.profiler from now on."""
+        with self._file.open("r+b") as file:
+            file.seek(16)
+            file.write(struct.pack("=Q", progress.PROFILED))
 
     def suspend(self) -> None:
         """Stop it: SIGSTOP."""
@@ -96,7 +118,9 @@ class Subject:
         raw = self._file.read_bytes()
         at_s = time.monotonic()
         if not self._has_busy:
-            return Done(at_s, int(struct.unpack_from("=Q", raw)[0]), 0.0)
+            units, last_ns = struct.unpack_from("=QQ", raw)
+            latencies = struct.unpack_from(f"={progress.CLASSES}Q", raw, progress.PAGE)
+            return Done(last_ns / 1e9, units, 0.0, latencies if any(latencies) else ())
         slots = [struct.unpack_from("=QQ", raw, at) for at in range(0, len(raw), SLOT_BYTES)]
         return Done(at_s, sum(it[0] for it in slots), sum(it[1] for it in slots) / 1e9)
 
@@ -115,4 +139,12 @@ class Subject:
 def rate(before: Done, after: Done) -> float:
     """Units a second: of time, or of the time that the load counts."""
     seconds = (after.busy_s - before.busy_s) or (after.at_s - before.at_s)
-    return (after.units - before.units) / seconds
+    return (after.units - before.units) / seconds if seconds > 0 else 0.0
+
+
+def p99_s(before: Done, after: Done) -> float:
+    """99 % of the requests in between were answered within that; 0 where there were none."""
+    if not after.latencies:
+        return 0.0
+    nothing = [0] * len(after.latencies)
+    return progress.quantile_s([*before.latencies] or nothing, [*after.latencies], 0.99)
