@@ -137,3 +137,44 @@ def test_what_started_the_victim_too_is_not_named() -> None:
     found = offender(moments, who)
     assert found is not None
     assert found.pid in range(400, 408)
+
+
+def pinned(own: float, other: float, cpus_before: int = 3) -> FaultCause:
+    """The cause for a victim on 3 of 16 CPUs that lacks one, whose two workers use `own` CPUs more
+    each, and somebody else `other`."""
+    workers = (101, 102)
+    made = []
+    for number in range(BEFORE + AFTER):
+        lacks = number >= BEFORE
+        its = {VICTIM: process(0.6, 0.4) if lacks else process(0.9)}
+        its |= {pid: process(0.3 + own * lacks) for pid in workers}
+        its[NEIGHBOUR] = process(0.1 + other * lacks)
+        made.append(Moment(number * TICK_NS, (number + 1) * TICK_NS, its))
+    who = {pid: Who(pid, "worker", VICTIM) for pid in workers}
+    who |= {VICTIM: Who(VICTIM, "train", 1), NEIGHBOUR: Who(NEIGHBOUR, "neighbour", 1, "job 7")}
+    busy = {cpu: 1.0 if cpu < 3 else 0.1 for cpu in range(16)}
+    facts = [
+        Facts(time_ns=at * TICK_NS, cpus=16, cpus_allowed=3, allowed=[0, 1, 2], state="R",
+              cpu_busy=busy, cpus_before=cpus_before)
+        for at in (BEFORE, BEFORE + AFTER)
+    ]  # fmt: skip
+    window = Window(VICTIM, 16, made[:BEFORE], made[BEFORE:], who, PLACES, facts)
+    found = explain(window, is_last_look=True)
+    assert found is not None
+    return found.cause
+
+
+def test_workers_that_do_more_on_the_same_cpus_are_the_cause() -> None:
+    assert pinned(own=0.6, other=0.0) == FaultCause.SLOW_LOADER
+
+
+def test_workers_that_do_as_before_are_not() -> None:
+    assert pinned(own=0.0, other=0.0) == FaultCause.BAD_PINNING
+
+
+def test_nor_where_it_may_use_fewer_cpus_than_before() -> None:
+    assert pinned(own=0.6, other=0.0, cpus_before=16) == FaultCause.BAD_PINNING
+
+
+def test_nor_where_somebody_else_came_to_its_cpus() -> None:
+    assert pinned(own=0.2, other=1.2) == FaultCause.CPU_CONTENTION

@@ -19,6 +19,8 @@ MOST: Final = 0.5
 """Part of a sum that one has who is followed, and no other of the same."""
 ONE_OF_FEW: Final = 0.2
 """Part of a sum from which on a process is named though others like it use as much."""
+LEAST_MORE: Final = 0.1
+"""CPUs more by which a worker, and the family, have to do more than before."""
 MAX_DEPTH: Final = 64
 """Generations that are followed; a window is part of what is written to a file, and may lie."""
 
@@ -46,6 +48,21 @@ def users(case: Case) -> list[CpuUser]:
     single = [CpuUser(pid, cpus, 1) for pid, cpus in more.items() if cpus > 0]
     single.sort(key=lambda user: -user.cpus)
     return [first, *(user for user in single if user.pid != first.pid)]
+
+
+def own_workers(case: Case) -> CpuUser | None:
+    """The process that the victim started that uses most more, with what all of the family use
+    more; None: they use no more than before, or less than others do."""
+    family = sum(case.grew("cpu", pid) for pid in case.own)
+    workers = {pid: case.grew("cpu", pid) for pid in sorted(case.own - {case.victim})}
+    most = max(workers, key=lambda pid: workers[pid], default=None)
+    if most is None or workers[most] < LEAST_MORE or family < LEAST_MORE:
+        return None
+    others = users(case)
+    if others and others[0].cpus > family:
+        return None
+    count = sum(cpus >= LEAST_MORE for cpus in workers.values())
+    return CpuUser(most, family, count)
 
 
 def _more(case: Case) -> dict[int, float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from sonde.diagnose.case import Case
-from sonde.diagnose.cpu_users import CpuUser, users
+from sonde.diagnose.cpu_users import CpuUser, own_workers, users
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
 from sonde.diagnose.lost_time import Part
 
@@ -31,7 +31,8 @@ OF_LOST = 0.15
 NAMED = 3
 """Other processes that evidence names."""
 AS_BEFORE = 0.3
-"""What counts of pinning where it is as it was before, and somebody else came to its CPUs."""
+"""What counts of pinning where it is as it was before, and somebody else came to its CPUs, or its
+own processes do more on them."""
 SLACK = 0.15
 """CPUs by which figures of processes and of CPUs may differ, as they are read at other times."""
 
@@ -40,7 +41,7 @@ def quota(case: Case) -> Candidate | None:
     """The quota of its control group."""
     ready = case.lost.parts.get(Part.READY, 0.0)
     throttled, periods = _throttled(case)
-    of_ready = _by_quota(case)
+    of_ready = by_quota(case)
     if ready < LEAST or not periods or of_ready < THROTTLED:
         return None
     share = case.lost.share(Part.READY) * of_ready
@@ -59,14 +60,14 @@ def pinning(case: Case) -> Candidate | None:
     by_pinning = _by_pinning(case)
     if ready < LEAST or not by_pinning:
         return None
-    share = case.lost.share(Part.READY) * by_pinning * (1 - _by_quota(case))
+    share = case.lost.share(Part.READY) * by_pinning * (1 - by_quota(case))
     allowed = ", ".join(map(str, case.last.allowed))
     evidence = [
         f"without a CPU for {ready:.2f} s more of each second",
         f"it may use {case.last.cpus_allowed} of {case.last.cpus} CPUs ({allowed}), while "
         f"{_idle_elsewhere(case):.2f} of the others were idle",
     ]
-    if _is_narrowed(case):
+    if is_narrowed(case):
         evidence.append(f"before it might use {case.first.cpus_before}")
     step = "Let it use more CPUs (taskset, cpuset), or place it where nobody else is."
     return Candidate(FaultCause.BAD_PINNING, share, tuple(evidence), next_step=step)
@@ -75,7 +76,7 @@ def pinning(case: Case) -> Candidate | None:
 def contention(case: Case) -> Candidate | None:
     """Others use the CPUs."""
     ready = case.lost.parts.get(Part.READY, 0.0)
-    left = ready * (1 - _by_quota(case)) * (1 - _by_pinning(case))
+    left = ready * (1 - by_quota(case)) * (1 - _by_pinning(case))
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
@@ -130,7 +131,7 @@ def _throttled(case: Case) -> tuple[float, int]:
     return seconds, max(0, case.last.throttled_periods - case.first.throttled_periods)
 
 
-def _by_quota(case: Case) -> float:
+def by_quota(case: Case) -> float:
     """Share of the time without a CPU in which its group was throttled. All its threads wait then,
     so throttled time is divided by the waiting time of the thread that waited most."""
     before, after = case.lost.before.times, case.lost.after.times
@@ -142,7 +143,7 @@ def _by_quota(case: Case) -> float:
     return min(1.0, throttled / most) if most > 0 else 0.0
 
 
-def _is_narrowed(case: Case) -> bool:
+def is_narrowed(case: Case) -> bool:
     """Whether it was allowed more CPUs before it became slower."""
     return 0 < case.last.cpus_allowed < case.first.cpus_before
 
@@ -151,18 +152,23 @@ def _by_pinning(case: Case) -> float:
     """Share of the time without a CPU that the CPUs it may not use could have served."""
     ready = case.lost.parts.get(Part.READY, 0.0)
     idle = _idle_elsewhere(case)
-    if _is_narrowed(case):
+    if is_narrowed(case):
         return 1.0
     if ready <= 0 or idle < LEAST_IDLE:
         return 0.0
-    return min(1.0, idle / ready) * (AS_BEFORE if _is_crowded(case, ready) else 1.0)
+    is_as_before = _is_crowded(case, ready) or (_is_known(case) and own_workers(case) is not None)
+    return min(1.0, idle / ready) * (AS_BEFORE if is_as_before else 1.0)
+
+
+def _is_known(case: Case) -> bool:
+    """Whether it had as few CPUs before."""
+    return 0 < case.first.cpus_before <= case.last.cpus_allowed
 
 
 def _is_crowded(case: Case, ready: float) -> bool:
     """Whether it had as few CPUs before, and another process, that may be on them, came, while
     there are idle ones elsewhere."""
-    known = case.first.cpus_before
-    if not known or known > case.last.cpus_allowed or _idle_elsewhere(case) < LEAST_IDLE:
+    if not _is_known(case) or _idle_elsewhere(case) < LEAST_IDLE:
         return False
     more = users(case)
     used = sum(case.last.cpu_busy.get(cpu, 0.0) for cpu in case.last.allowed)

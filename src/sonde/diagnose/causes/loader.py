@@ -2,31 +2,32 @@
 """A slow loader: a worker, a process that the program started, hands its results over later.
 
 Looks like: threads wait, in a pipe, a queue or for a lock, until such a process ends the wait; it
-works or waits longer for each piece.
+works or waits longer for each piece. Or threads lack a CPU, as workers do more on the same ones.
 What to do: more workers, or faster ones; look at what they wait for.
 """
 
 from __future__ import annotations
 
 from sonde.diagnose.case import OWN, Case
+from sonde.diagnose.causes.cpu import by_quota, is_narrowed
+from sonde.diagnose.cpu_users import own_workers
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
 
 LEAST = 0.08
 OF_LOST = 0.25
 """Part of what the victim lost by which its worker must work or wait longer."""
+STEP = "Look at what its workers do, or start more of them."
 SHOWN = 0.005
 """Fewer seconds are shown as 0.00."""
 
 
 def judge(case: Case) -> Candidate | None:
-    """Waits that a descendant ended."""
+    """Waits that a descendant ended; or for CPUs that descendants use."""
     lost = case.handed
-    if lost < LEAST:
-        return None
     pid = case.handed_by
-    if pid is None:
-        return None
+    if lost < LEAST or pid is None:
+        return _crowded_out(case)
     cpu = case.grew("cpu", pid)
     of_worker = case.of(pid).parts
     working = max(0.0, cpu) + sum(of_worker.get(part, 0.0) for part in OWN)
@@ -46,8 +47,22 @@ def judge(case: Case) -> Candidate | None:
             if seconds >= SHOWN
         ]
     share = (case.lost.share(Part.HANDED) + _behind(case)) * (0.3 if against else 1.0)
-    step = "Look at what its workers do, or start more of them."
-    return Candidate(FaultCause.SLOW_LOADER, share, evidence, tuple(against), next_step=step)
+    return Candidate(FaultCause.SLOW_LOADER, share, evidence, tuple(against), next_step=STEP)
+
+
+def _crowded_out(case: Case) -> Candidate | None:
+    """Workers that do more use the CPUs that the program may use, and it lacks one itself."""
+    ready = case.lost.parts.get(Part.READY, 0.0)
+    workers = own_workers(case)
+    if ready < LEAST or workers is None or is_narrowed(case):
+        return None
+    evidence = (
+        f"without a CPU for {ready:.2f} s more of each second, on the CPUs that it had before",
+        f"its own {case.name(workers.pid)} ({workers.pid}) used "
+        f"{case.grew('cpu', workers.pid):+.2f} CPUs, all of its processes {workers.cpus:+.2f}",
+    )
+    share = case.lost.share(Part.READY) * (1 - by_quota(case))
+    return Candidate(FaultCause.SLOW_LOADER, share, evidence, next_step=STEP)
 
 
 def _behind(case: Case) -> float:
