@@ -10,7 +10,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import struct
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -311,8 +313,71 @@ def capture(path: Path, kind: str, count: int = 0) -> Path:
     return path
 
 
+def holes(path: Path, payload_bytes: int, raw_len: int, count: int) -> None:
+    """Chunks with correct checksums whose payloads are holes in the file, between two good ones."""
+    zeros = bytes(1 << 20)
+    crc = 0
+    for _ in range(payload_bytes >> 20):
+        crc = zlib.crc32(zeros, crc)
+    with path.open("wb") as out:
+        out.write(file_header() + _good_chunk(0))
+        for number in range(1, count + 1):
+            about = json.dumps({**meta(number), "raw_len": raw_len, "tables": []}).encode()
+            out.write(_chunk_head(about, payload_bytes, crc) + about)
+            out.seek(payload_bytes, os.SEEK_CUR)
+        out.write(_good_chunk(count + 1))
+
+
+def metadata(path: Path, unit: str, count: int) -> None:
+    """Chunks with a megabyte of metadata each, a list of `unit` again and again."""
+    junk = ",".join([unit] * ((1_000_000) // (len(unit) + 1)))
+    with path.open("wb") as out:
+        out.write(file_header())
+        for number in range(count):
+            good = _good_chunk(number)
+            end = 32 + int.from_bytes(good[8:12], "little")
+            raw = good[32:end].decode().replace('"host": {', f'"host": {{"x": [{junk}], ', 1)
+            about, payload = raw.encode(), good[end:]
+            out.write(_chunk_head(about, len(payload), zlib.crc32(payload)) + about + payload)
+
+
+def trace_head(path: Path, unit: str, size: int, key: str = "deviceProperties") -> None:
+    """A trace with a list of `unit` before its events, again and again: `size` characters."""
+    with gzip.open(path, "wt", compresslevel=1) as out:
+        out.write(f'{{"{key}":[' + ",".join([unit] * (size // (len(unit) + 1))))
+        out.write(f'],"traceEvents":[{json.dumps(_kernel(1))}]}}')
+
+
+def _good_chunk(seq: int) -> bytes:
+    tables = _sampled([[1]], ["f"], [{"stack_id": 1}])
+    return chunk({name: filled(name, rows) for name, rows in tables.items()}, **meta(seq))
+
+
+def _chunk_head(about: bytes, payload_bytes: int, payload_crc: int) -> bytes:
+    known = len(about), zlib.crc32(about), payload_bytes, payload_crc
+    head = struct.pack("<4sHHIIQI", b"SCHK", 1, 0, *known)
+    return head + struct.pack("<I", zlib.crc32(head))
+
+
+_DEEP = 300
+FILES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "holes": (lambda path: holes(path, 150 << 20, 1_000, 3), ".sonde"),
+    "holes_as_claimed": (lambda path: holes(path, 150 << 20, 150 << 20, 1), ".sonde"),
+    "metadata_lists": (lambda path: metadata(path, "[" * 12 + "]" * 12, 12), ".sonde"),
+    "metadata_empty": (lambda path: metadata(path, "{}", 12), ".sonde"),
+    "head_empty": (lambda path: trace_head(path, "{}", 15 << 20), ".json.gz"),
+    "head_deep": (lambda path: trace_head(path, "[" * _DEEP + "]" * _DEEP, 15 << 20), ".json.gz"),
+    "head_small": (lambda path: trace_head(path, "[" * _DEEP + "]" * _DEEP, 1 << 20), ".json.gz"),
+    "head_other": (lambda path: trace_head(path, '{"":{}}', 4 << 20, "other"), ".json.gz"),
+}
+"""By name: what writes it, and the end of its name. They cost beside their rows and events."""
+
+
 if __name__ == "__main__":
     pa.set_cpu_count(1)
     chosen, target, *size = sys.argv[1:]
+    if chosen in FILES:
+        FILES[chosen][0](Path(target))
+        sys.exit()
     write = trace if chosen in TRACES else capture
     print(write(Path(target), chosen, int(size[0]) if size else 0).stat().st_size)

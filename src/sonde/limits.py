@@ -28,6 +28,10 @@ MAX_NAME_CHARS = 16_384
 """Names and paths are cut to this length; readers count and report the cuts. Compilers make names
 of kilobytes; the longest known one has some 20,000 characters."""
 
+JSON_BYTES = 52
+"""Memory of JSON at most while it is decoded, for each byte of it: lists within lists take 44 bytes
+for each, and the text itself four where one character of it is wide."""
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 

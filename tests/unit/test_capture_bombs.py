@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 import zlib
 
 import pyarrow as pa
@@ -18,11 +19,13 @@ import pytest
 from test_capture_damage import raw_chunk
 
 from captures import SECOND_NS, START_NS, Writer, arrow_stream, chunk, file_header, filled, meta
+from hostile_inputs import holes, metadata
 from sonde.cli import main as cli
 from sonde.errors import CaptureTooLarge, CaptureTruncated, UsageError
-from sonde.limits import Budget, most_bytes
+from sonde.limits import JSON_BYTES, Budget, most_bytes
 from sonde.query import messages
 from sonde.query.capture import read
+from sonde.query.framing import most_packed_bytes
 
 ROWS = (1 << 31) - 1
 
@@ -322,6 +325,62 @@ def test_a_payload_that_no_memory_holds_is_not_read(tmp_path):
     os.truncate(path, 1 << 40)
     with pytest.raises(CaptureTruncated):
         read(path)
+
+
+def test_payloads_that_decompress_to_far_less_are_not_read(tmp_path):
+    """Holes in the file, with correct checksums; the chunks around them are read."""
+    path = tmp_path / "a.sonde"
+    holes(path, 8 << 20, 1_000, 3)
+    tracemalloc.start()
+    capture = read(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert capture.tables["sample"].num_rows == 2
+    assert (capture.info.chunks, capture.info.chunks_damaged) == (2, 3)
+    assert capture.info.chunks_missing == 0
+    assert capture.info.damaged_bytes > 3 * (8 << 20)
+    assert peak_bytes < 8 << 20
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 5_000, 131_072, 3_000_000])
+def test_what_does_not_compress_is_read(tmp_path, size):
+    one = {"sample": filled("sample", [{"pid": 9, "kind": "cpu"}])}
+    path = tmp_path / "a.sonde"
+    path.write_bytes(file_header() + chunk(one, **meta(), after=random.Random(1).randbytes(size)))
+    capture = read(path)
+    assert capture.tables["sample"].num_rows == 1
+    assert capture.info.chunks_damaged == 0
+    # Nothing but bytes that do not compress, and those of each writer.
+    packed = pa.compress(random.Random(1).randbytes(size), codec="zstd", asbytes=True)
+    assert len(packed) <= most_packed_bytes(size)
+
+
+def test_payloads_with_wrong_checksums_hold_no_memory(tmp_path, monkeypatch):
+    """They were read, and are let go of: many of them leave room for a good chunk."""
+    noise = random.Random(1).randbytes(150_000)
+    damaged = bytearray(a_chunk(noise))
+    damaged[-1] ^= 1
+    good = chunk({"sample": filled("sample", [{"pid": 9, "kind": "cpu"}])}, **meta(30))
+    path = tmp_path / "a.sonde"
+    path.write_bytes(file_header() + damaged * 30 + good)
+    monkeypatch.setenv("SONDE_READ_LIMIT", "1M")
+    capture = read(path)
+    assert capture.info.chunks_damaged == 30
+    assert capture.tables["sample"].num_rows == 1
+
+
+def test_large_metadata_is_not_kept_decoded(tmp_path):
+    """Of each chunk a megabyte, whose lists take forty times as much."""
+    path = tmp_path / "a.sonde"
+    metadata(path, "[]", 8)
+    tracemalloc.start()
+    capture = read(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert capture.info.chunks == 8
+    assert capture.tables["sample"].num_rows == 8
+    assert len(capture.info.host["x"]) > 300_000
+    assert peak_bytes < 2 * JSON_BYTES * 1_000_000
 
 
 def test_bytes_at_random_in_descriptions_are_refused_or_read():

@@ -22,7 +22,7 @@ from sonde.export import strict_json
 TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
-from hostile_inputs import CAPTURES, TRACES, WIDE, _kernel, capture, trace  # noqa: E402
+from hostile_inputs import CAPTURES, FILES, TRACES, WIDE, _kernel, capture, trace  # noqa: E402
 
 LIMIT_MB = 120
 MAX_CPU_S = 5
@@ -114,6 +114,15 @@ def test_a_hostile_trace_costs_no_more_than_the_limit(tmp_path, kind):
     path = str(trace(tmp_path / f"{kind}.json.gz", kind, TRACES[kind][1] // PART))
     pictures = ["--perfetto", str(tmp_path / "a"), "--chrome", str(tmp_path / "b")]
     check(["explain", path], ["diff", path, path], ["explain", path, *pictures])
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_hostile_file_costs_no_more_than_the_limit_beside_its_rows(tmp_path, kind):
+    write, end = FILES[kind]
+    path = tmp_path / f"{kind}{end}"
+    write(path)
+    forms = (["report", str(path), "--format", form, "-o", "/dev/stdout"] for form in FORMATS)
+    check(["explain", str(path)], *(forms if end == ".sonde" else ()))
 
 
 def test_a_long_name_that_every_location_of_a_profile_has_is_made_once(tmp_path):

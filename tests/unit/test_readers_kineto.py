@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import json
 import random
+import tracemalloc
 
 import pytest
 
@@ -15,7 +16,7 @@ from sonde.errors import CaptureError, NotACapture
 from sonde.model.causes import Bound
 from sonde.model.collectives import is_collective
 from sonde.model.timeline import CallKind, CopyDirection, DeviceKind, HostKind, Memory
-from sonde.readers import kineto
+from sonde.readers import kineto, kineto_head
 from sonde.readers.calls import call_kind
 
 KERNEL = {
@@ -35,6 +36,9 @@ PYTHON = {
     "tid": 10, "ts": 80, "dur": 50, "args": {},
 }  # fmt: skip
 NAME = {"ph": "M", "name": "thread_name", "pid": 9, "tid": 10, "args": {"name": "thread 10 (pt)"}}
+
+PIECES_BYTES = 24 << 20
+"""Memory of pieces of a text while it is read."""
 
 
 def document(*events: dict) -> dict:
@@ -83,6 +87,50 @@ def test_a_device_is_known_by_its_uuid_and_address_where_the_trace_has_them(tmp_
 
     assert kineto.read(written(tmp_path, trace)).device_ids == {0: ["GPU-0a1b", "0000:1b:00.0"]}
     assert not kineto.read(written(tmp_path, document(KERNEL))).device_ids
+
+
+@pytest.mark.parametrize("filling", ['{"a": [{}, 1.5, "é\\n"]}', "[[[[]]]]", '"\U0001f600"'])
+def test_a_head_of_megabytes_is_skipped_but_for_devices_and_clock(tmp_path, filling):
+    text = json.dumps(document(KERNEL))
+    listed = ",".join([filling] * (3_000_000 // len(filling)))
+    path = written(tmp_path, f'{{"distributedInfo": [{listed}], {text[1:]}')
+    tracemalloc.start()
+    timeline = kineto.read(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert timeline.devices == {0: "NVIDIA H200"}
+    assert timeline.multiprocessors == {0: 132}
+    assert timeline.wall_offset_ns == 1_790_000_000_000_000_000
+    assert peak_bytes < kineto_head.CHAR_BYTES * 3_000_000 + PIECES_BYTES
+
+
+@pytest.mark.parametrize("count", [100_000, 400_000])
+def test_a_list_of_devices_is_read_up_to_a_length_and_a_number(tmp_path, count):
+    trace = document(KERNEL)
+    trace["deviceProperties"] = [{"id": n % 1000, "name": {}} for n in range(count // 20)]
+    trace["deviceProperties"] += trace["deviceProperties"][:1000] + [{}] * count
+    timeline = kineto.read(written(tmp_path, trace))
+    assert len(timeline.device) == 1
+    assert len(timeline.devices) == (kineto_head.MAX_DEVICES if count == 100_000 else 0)
+
+
+@pytest.mark.parametrize(
+    "head", ['"a": NaN', '"a": 1e999', '"a": "\\ud800"', '"a": 1, "a": 2', '"a": {"id": [null]}']
+)
+def test_a_head_is_read_that_has_what_json_may_have(tmp_path, head):
+    path = written(tmp_path, f"{{{head}, {json.dumps(document(KERNEL))[1:]}")
+    assert kineto.read(path).devices == {0: "NVIDIA H200"}
+
+
+@pytest.mark.parametrize("head", ['"a": tru', '"a" 1', "7", '"deviceProperties": 5'])
+@pytest.mark.parametrize("size", [0, 2_000_000])
+def test_events_behind_a_malformed_head_are_read(tmp_path, head, size):
+    path = written(
+        tmp_path, f'{{"b": "{"x" * size}", {head}, "traceEvents": [{json.dumps(KERNEL)}]}}'
+    )
+    timeline = kineto.read(path)
+    assert len(timeline.device) == 1
+    assert timeline.devices == {}
 
 
 def test_where_a_file_lies_is_not_kept(tmp_path):

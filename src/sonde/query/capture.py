@@ -9,11 +9,9 @@ appears once. Rows of the other tables are concatenated. Whatever could not be r
 from __future__ import annotations
 
 import dataclasses
-import json
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,19 +20,39 @@ import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge, CaptureTruncated
 from sonde.input_files import open_input
-from sonde.limits import Budget, is_plausible, most_bytes
+from sonde.limits import JSON_BYTES, Budget, is_plausible, most_bytes
 from sonde.model.program_run import ProgramRun
 from sonde.query import framing, lengths, messages, validation
+from sonde.query.chunk_metadata import (
+    CHUNK_BYTES,
+    About,
+    DamagedChunkError,
+    Gate,
+    Known,
+    Listed,
+    chunk_meta,
+    damage,
+    listed,
+)
 from sonde.query.merging import Merge
 from sonde.query.schema import TABLES, conform
+
+__all__ = [
+    "Capture",
+    "CaptureInfo",
+    "DamagedChunkError",
+    "Progress",
+    "chunk_meta",
+    "conformed",
+    "damage",
+    "engine_bytes",
+    "read",
+    "streams_of",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in total)."""
 
-_MAX_RAW_BYTES = 512 << 20
-"""A chunk covers seconds of one machine; one that claims more than this is damaged or hostile."""
-_MAX_TABLES = 256
-"""Tables that a chunk's metadata may list; Sonde writes at most one of each of `schema.TABLES`."""
 _PIPE_BYTES = 1 << 20
 """Size of one read from a pipe."""
 _ENGINE_BYTES = 1 << 30
@@ -57,7 +75,7 @@ class CaptureInfo:
     """Version of Sonde that made the recording."""
     host: dict[str, Any]
     """What the recorder wrote about its machine (`cpus`, `hz`, ...): not checked, except that it is
-    an object and not nested deeper than `MAX_NESTED`."""
+    an object and not nested deeper than `chunk_metadata.MAX_NESTED`."""
     start_ns: int
     """CLOCK_MONOTONIC, as `end_ns`."""
     end_ns: int
@@ -107,15 +125,6 @@ class Capture:
     tables: dict[str, pa.Table]
     budget: Budget | None = None
     """Memory used for reading so far; large results are accounted for here, too."""
-
-
-MAX_NESTED = 16
-"""Lists and objects within one another that a chunk's metadata (`capture`) may have: `json` could
-not write again what is nested some hundreds deep."""
-
-
-class DamagedChunkError(Exception):
-    """A chunk with correct checksums and invalid content."""
 
 
 def read(path: Path, on_progress: Progress | None = None, without: Collection[str] = ()) -> Capture:
@@ -182,7 +191,7 @@ def _read(
     budget = Budget(str(path), size_bytes)
     budget.hold(engine_bytes(budget.limit_bytes) + min(_FIXED_BYTES, budget.limit_bytes // 4))
     merge = Merge(budget)
-    metas: list[dict[str, Any]] = []
+    known = Known()
     damaged = damaged_bytes = tail_bytes = rows_refused = names_cut = 0
     group: list[_Unpacked] = []
 
@@ -193,15 +202,18 @@ def _read(
                 damaged += 1
                 damaged_bytes += checked.size_bytes
                 continue
-            metas.extend(checked.metas)
+            for about in checked.abouts:
+                known.add(about)
             rows_refused += checked.rows_refused
             names_cut += checked.names_cut
             for name, table in checked.tables.items():
                 merge.add(name, table)
+        budget.hold(-sum(len(one.about.raw) for one in group))
         group.clear()
 
     with ThreadPoolExecutor(1, "decompress") as pool:
-        for chunk in _ahead(framing.chunks(file, size_bytes), budget, pool):
+        group_bytes = 0
+        for chunk in _ahead(file, size_bytes, budget, pool):
             if isinstance(chunk, framing.BadChunk):
                 if chunk.at_end:
                     tail_bytes = chunk.size_bytes
@@ -214,37 +226,42 @@ def _read(
             except DamagedChunkError:
                 damaged += 1
                 damaged_bytes += chunk.size_bytes
+                budget.hold(-len(chunk.about.raw))
                 continue
-            group.append(_Unpacked(chunk.meta, tables, chunk.size_bytes))
-            if sum(one.meta["raw_len"] for one in group) > _GROUP_BYTES:
+            group.append(_Unpacked(chunk.about, tables, chunk.size_bytes))
+            group_bytes += chunk.about.raw_len + len(chunk.about.raw) + CHUNK_BYTES
+            if group_bytes > _GROUP_BYTES:
                 merge_group()
+                group_bytes = 0
             if on_progress:
                 on_progress(chunk.end, size_bytes)
         merge_group()
-    if not metas:
+    last = known.last
+    if last is None:
         lost = f"{damaged} damaged" if damaged else "cut before its first one was whole"
         raise CaptureTruncated(
             f"{path} holds no readable chunk ({lost})",
             "record again; `sonde record` writes a chunk every few seconds",
         )
-    missing = max(0, _gaps([meta["seq"] for meta in metas]) - damaged)
-    capture = metas[-1]["capture"]
+    missing = max(0, max(known.numbers) + 1 - len(known.numbers) - damaged)
+    budget.hold(JSON_BYTES * len(last.raw))
+    capture = chunk_meta(last.raw)["capture"]
     info = CaptureInfo(
         path=path,
         size_bytes=size_bytes,
         id=str(capture.get("id", "")),
         version=str(capture.get("version", "")),
         host=capture["host"],
-        start_ns=min(meta["start_ns"] for meta in metas),
-        end_ns=max(meta["end_ns"] for meta in metas),
-        paused_ns=sum(meta.get("paused_ns", 0) for meta in metas),
-        wall_offset_ns=metas[-1]["wall_offset_ns"],
-        chunks=len(metas),
+        start_ns=known.start_ns,
+        end_ns=known.end_ns,
+        paused_ns=known.paused_ns,
+        wall_offset_ns=last.wall_offset_ns,
+        chunks=known.chunks,
         chunks_damaged=damaged,
         chunks_missing=missing,
         damaged_bytes=damaged_bytes,
         tail_bytes=tail_bytes,
-        clean_end=bool(metas[-1].get("last")) and not tail_bytes,
+        clean_end=last.is_last and not tail_bytes,
         rows_refused=rows_refused,
         names_cut=names_cut,
         program=_program(capture["host"].get("program")),
@@ -254,51 +271,51 @@ def _read(
     return Capture(info, tables, budget)
 
 
-def _gaps(numbers: list[int]) -> int:
-    """How many of the numbers 0, 1, 2, ... up to the greatest are missing."""
-    return max(numbers) + 1 - len(set(numbers))
-
-
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """A chunk that another thread decompresses."""
 
-    meta: dict[str, Any]
+    about: About
     raw: Future[pa.Buffer]
-    size_bytes: int
-    """Of its metadata and payload in the file."""
+    payload_bytes: int
     end: int
     """Where it ends in the file."""
 
+    @property
+    def size_bytes(self) -> int:
+        """Of its metadata and payload in the file."""
+        return len(self.about.raw) + self.payload_bytes
+
     def tables(self, budget: Budget, without: Collection[str]) -> dict[str, pa.Table]:
         """With the columns that their writer gave them (see `conformed`), but for those named in
-        `without`. Raises DamagedChunkError, CaptureTooLarge."""
+        `without`. Gives back what its payload holds. Raises DamagedChunkError, CaptureTooLarge."""
         with damage():
-            streams = _streams_in(self.meta, self.raw.result(), without)
+            try:
+                raw = self.raw.result()
+            finally:
+                budget.hold(-self.payload_bytes)
             return {
                 name: messages.read_streams([one], TABLES[name].names, budget.hold)[0]
-                for name, one in streams.items()
+                for name, one in _streams_in(self.about.tables, raw, without).items()
             }
 
 
 def _ahead(
-    chunks: Iterable[framing.RawChunk | framing.BadChunk], budget: Budget, pool: ThreadPoolExecutor
+    file: BinaryIO, size_bytes: int, budget: Budget, pool: ThreadPoolExecutor
 ) -> Iterator[_Begun | framing.BadChunk]:
     """The chunks of a file, each while the next is decompressed. Raises CaptureTooLarge."""
     before: _Begun | framing.BadChunk | None = None
-    for chunk in chunks:
+    gate = Gate(budget)
+    for chunk in framing.chunks(file, size_bytes, gate.admit):
         now: _Begun | framing.BadChunk
         if isinstance(chunk, framing.BadChunk):
+            gate.refuse()
             now = chunk
         else:
-            size_bytes = len(chunk.meta) + len(chunk.payload)
-            try:
-                meta = _plausible_meta(chunk, budget)
-            except DamagedChunkError:
-                now = framing.BadChunk(chunk.end - size_bytes, size_bytes, at_end=False)
-            else:
-                raw = pool.submit(_decompressed, chunk, meta["raw_len"])
-                now = _Begun(meta, raw, size_bytes, chunk.end)
+            about = gate.take()
+            budget.unpack(about.raw_len)
+            raw = pool.submit(_decompressed, chunk, about.raw_len)
+            now = _Begun(about, raw, len(chunk.payload), chunk.end)
         if before is not None:
             yield before
         before = now
@@ -310,7 +327,7 @@ def _ahead(
 class _Unpacked:
     """A chunk's tables with the columns that its writer gave them."""
 
-    meta: dict[str, Any]
+    about: About
     tables: dict[str, pa.Table]
     size_bytes: int
     """Of its metadata and payload in the file."""
@@ -320,7 +337,7 @@ class _Unpacked:
 class _Checked:
     """Tables of some chunks, joined and conformed (`conformed`)."""
 
-    metas: list[dict[str, Any]]
+    abouts: list[About]
     tables: dict[str, pa.Table]
     rows_refused: int
     names_cut: int
@@ -360,7 +377,7 @@ def _checked_together(group: Sequence[_Unpacked], budget: Budget) -> _Checked:
         tables[name], left_out, cut = conformed(name, table, budget)
         refused += left_out
         names_cut += cut
-    return _Checked([chunk.meta for chunk in group], tables, refused, names_cut)
+    return _Checked([chunk.about for chunk in group], tables, refused, names_cut)
 
 
 def streams_of(
@@ -370,18 +387,13 @@ def streams_of(
 
     Tables named in `without` are left out. Raises DamagedChunkError, CaptureTooLarge.
     """
-    meta = _plausible_meta(chunk, budget)
-    with damage():
-        return meta, _streams_in(meta, _decompressed(chunk, meta["raw_len"]), without)
-
-
-def _plausible_meta(chunk: framing.RawChunk, budget: Budget) -> dict[str, Any]:
-    """Raises DamagedChunkError, CaptureTooLarge."""
     meta = chunk_meta(chunk.meta)
     if not is_plausible(meta["raw_len"], len(chunk.payload)):
         raise DamagedChunkError("it decompresses to an implausible size")
     budget.unpack(meta["raw_len"])
-    return meta
+    with damage():
+        raw = _decompressed(chunk, meta["raw_len"])
+        return meta, _streams_in(listed(meta), raw, without)
 
 
 def _decompressed(chunk: framing.RawChunk, raw_len: int) -> pa.Buffer:
@@ -393,29 +405,17 @@ def _decompressed(chunk: framing.RawChunk, raw_len: int) -> pa.Buffer:
 
 
 def _streams_in(
-    meta: dict[str, Any], raw: pa.Buffer, without: Collection[str]
+    listed: Sequence[Listed], raw: pa.Buffer, without: Collection[str]
 ) -> dict[str, messages.Stream]:
     """Raises what `damage` turns into DamagedChunkError, and that."""
     streams: dict[str, messages.Stream] = {}
-    for entry in meta["tables"]:
-        name, offset, length = entry["name"], entry["offset"], entry["length"]
-        if name not in TABLES or name in without or not length:
+    for one in listed:
+        if one.name in without:
             continue
-        if name in streams:
-            raise DamagedChunkError(f"table {name} comes twice")
-        if not 0 <= offset <= offset + length <= raw.size:
-            raise DamagedChunkError(f"table {name} lies outside its payload")
-        streams[name] = messages.checked(raw.slice(offset, length))
+        if not 0 <= one.offset <= one.offset + one.length <= raw.size:
+            raise DamagedChunkError(f"table {one.name} lies outside its payload")
+        streams[one.name] = messages.checked(raw.slice(one.offset, one.length))
     return streams
-
-
-@contextmanager
-def damage() -> Iterator[None]:
-    """Whatever invalid content raises becomes a DamagedChunkError."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise DamagedChunkError(str(error)) from error
 
 
 def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int, int]:
@@ -438,47 +438,6 @@ def conformed(name: str, table: pa.Table, budget: Budget) -> tuple[pa.Table, int
     return fitting, left_out, cut
 
 
-def chunk_meta(raw: bytes) -> dict[str, Any]:
-    """The metadata of a chunk (`framing`). Raises DamagedChunkError where a value is impossible."""
-    try:
-        meta: dict[str, Any] = json.loads(raw, parse_constant=_no_number)
-        numbers = [meta[k] for k in ("seq", "start_ns", "end_ns", "wall_offset_ns", "raw_len")]
-        numbers.append(meta.get("paused_ns", 0))
-        capture = meta["capture"]
-        is_plausible_meta = (
-            all(type(number) is int and abs(number) < 1 << 62 for number in numbers)
-            and 0 <= meta["seq"] < 1 << 40
-            and min(meta["start_ns"], meta["end_ns"], numbers[-1]) >= 0
-            and meta["end_ns"] + meta["wall_offset_ns"] >= 0
-            and meta["start_ns"] + meta["wall_offset_ns"] >= 0
-            and len(meta["tables"]) <= _MAX_TABLES
-            and 0 <= meta["raw_len"] <= _MAX_RAW_BYTES
-            and isinstance(meta["tables"], list)
-            and isinstance(capture.get("host"), dict)
-            and not _is_nested_deeper(capture, MAX_NESTED)
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedChunkError(f"meta: {error}") from error
-    if not is_plausible_meta:
-        raise DamagedChunkError("meta: a value is out of range")
-    return meta
-
-
-def _is_nested_deeper(value: object, most: int) -> bool:
-    """Whether more than `most` lists and objects are within one another."""
-    level: list[Any] = [value]
-    for _ in range(most + 1):
-        level = [
-            one
-            for outer in level
-            for one in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(one, dict | list)
-        ]
-        if not level:
-            return False
-    return True
-
-
 def _program(raw: object) -> ProgramRun | None:
     """A program's run as the recorder wrote it; None where it is missing or impossible."""
     names = [field.name for field in dataclasses.fields(ProgramRun)]
@@ -490,11 +449,6 @@ def _program(raw: object) -> ProgramRun | None:
     run = ProgramRun(*numbers)
     times = (run.wall_ns, run.user_ns, run.system_ns, run.peak_rss_bytes)
     return run if min(times) >= 0 and -128 < run.status < 256 else None
-
-
-def _no_number(name: str) -> float:
-    """For `json`: refuses NaN and Infinity."""
-    raise ValueError(f"{name} is not a number")
 
 
 def _positive(value: object) -> int:

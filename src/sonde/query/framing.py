@@ -27,7 +27,7 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -55,6 +55,11 @@ _MAX_WASTED = 2
 each of many headers can claim the rest of the file."""
 
 
+Admit = Callable[[bytes, int], bool]
+"""Called with a chunk's metadata, whose checksum is correct, and the length of its payload before
+that is read: False, the chunk is a `BadChunk` and its payload is not read. May raise."""
+
+
 @dataclass(frozen=True, slots=True)
 class RawChunk:
     """A chunk with correct checksums."""
@@ -76,6 +81,10 @@ class BadChunk:
     size_bytes: int
     at_end: bool
     """The file ends within it, and no other header follows: the end of a truncated recording."""
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,23 +125,35 @@ def check_file_header(head: bytes, name: str) -> None:
         )
 
 
-def chunks(file: BinaryIO, size_bytes: int) -> Iterator[RawChunk | BadChunk]:
+def most_packed_bytes(raw_bytes: int) -> int:
+    """Greatest length of a payload that decompresses to so much.
+
+    What does not compress grows by 1/256 and 64 bytes at most (`ZSTD_compressBound`), which a
+    kilobyte more leaves room to: for a frame that is made piece by piece.
+    """
+    return raw_bytes + (raw_bytes >> 8) + 1_024
+
+
+def chunks(
+    file: BinaryIO, size_bytes: int, admit: Admit | None = None
+) -> Iterator[RawChunk | BadChunk]:
     """Iterate over the chunks after the file header.
 
-    `file` must be seekable; `size_bytes` is its length. No content of the file raises an error.
+    `file` must be seekable; `size_bytes` is its length. `admit` is called once at most for each
+    item. No content of the file raises an error, unless `admit` does.
     """
-    return framed_chunks(file, size_bytes, FILE_HEADER.size)
+    return framed_chunks(file, size_bytes, FILE_HEADER.size, admit)
 
 
 def framed_chunks(
-    file: BinaryIO, size_bytes: int, position: int = 0
+    file: BinaryIO, size_bytes: int, position: int = 0, admit: Admit | None = None
 ) -> Iterator[RawChunk | BadChunk]:
     """Iterate over the chunks from an offset on. Chunks are sent to servers so: without a file
     header."""
     wasted_bytes = 0
     while position < size_bytes:
         header = _header_at(file, position)
-        chunk = _chunk_at(file, position, header, size_bytes) if header else None
+        chunk = _chunk_at(file, position, header, size_bytes, admit) if header else None
         if chunk:
             yield chunk
             position = chunk.end
@@ -151,7 +172,8 @@ def framed_chunks(
 def chunk_at(file: BinaryIO, size_bytes: int, position: int) -> RawChunk | None:
     """The chunk at an offset; None where none begins there or it is damaged."""
     header = _header_at(file, position)
-    return _chunk_at(file, position, header, size_bytes) if header else None
+    found = _chunk_at(file, position, header, size_bytes) if header else None
+    return found if isinstance(found, RawChunk) else None
 
 
 def _header_at(file: BinaryIO, position: int) -> _Header | None:
@@ -167,18 +189,28 @@ def _header_at(file: BinaryIO, position: int) -> _Header | None:
     return _Header(version, meta_len, meta_crc32, payload_len, payload_crc32)
 
 
-def _chunk_at(file: BinaryIO, position: int, header: _Header, size_bytes: int) -> RawChunk | None:
-    """Read the chunk after its header, where the file is positioned; None if it is damaged."""
+def _chunk_at(
+    file: BinaryIO,
+    position: int,
+    header: _Header,
+    size_bytes: int,
+    admit: Admit | None = None,
+) -> RawChunk | BadChunk | None:
+    """Read the chunk after its header, where the file is positioned; BadChunk if it is not
+    admitted, None if it is damaged."""
     end = position + header.size_bytes
     if header.version not in (VERSION, WITH_LENGTHS) or end > size_bytes:
         return None
     if header.meta_len > _MAX_META_BYTES or header.payload_len > _MAX_PAYLOAD_BYTES:
         return None
+    begin = position + CHUNK_HEADER.size
     meta = file.read(header.meta_len)
-    payload = file.read(header.payload_len)
-    if len(meta) + len(payload) != end - position - CHUNK_HEADER.size:
+    if len(meta) != header.meta_len or zlib.crc32(meta) != header.meta_crc32:
         return None
-    if zlib.crc32(meta) != header.meta_crc32 or zlib.crc32(payload) != header.payload_crc32:
+    if admit and not admit(meta, header.payload_len):
+        return BadChunk(begin, end - begin, at_end=False)
+    payload = file.read(header.payload_len)
+    if len(payload) != header.payload_len or zlib.crc32(payload) != header.payload_crc32:
         return None
     return RawChunk(meta, payload, end, header.version == WITH_LENGTHS)
 

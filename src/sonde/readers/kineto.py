@@ -8,7 +8,6 @@ Format: what `torch.profiler.profile.export_chrome_trace` of PyTorch 1.13 to 2.1
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -31,9 +30,11 @@ from sonde.model.timeline import (
     Timeline,
     TrackKind,
 )
+from sonde.readers import kineto_head
 from sonde.readers.calls import call_kind
 from sonde.readers.event_columns import EventColumns
 from sonde.readers.json_list import END, values_of_list
+from sonde.readers.kineto_head import Head, is_small
 from sonde.readers.text import opened_text
 
 _PIECE = 1 << 20
@@ -58,8 +59,6 @@ _MAX_LOST = 1_000_000
 """Entries that are no events; a file with more is refused."""
 _LAST_DEVICE = (1 << 16) - 1
 """Largest number of a device."""
-_MAX_DEVICES = 256
-"""Devices in one trace; a host has about sixteen."""
 _MAX_CALLS = 100_000
 """Names of calls whose kinds are kept; kinds of further ones are found each time."""
 _MAX_CORRELATION = (1 << 48) - 1
@@ -184,9 +183,9 @@ class _Reader:
     def _stream(self, args: dict[str, Any], event: dict[str, Any]) -> int:
         device = _number(args.get("device", event["pid"]), _LAST_DEVICE)
         self._devices.add(device)
-        if len(self._devices) > _MAX_DEVICES:
+        if len(self._devices) > kineto_head.MAX_DEVICES:
             raise CaptureTooLarge(
-                f"{self.budget.name} has more than {_MAX_DEVICES} devices",
+                f"{self.budget.name} has more than {kineto_head.MAX_DEVICES} devices",
                 "trace fewer of them",
             )
         before = len(self.interner.tracks)
@@ -275,7 +274,7 @@ class _Reader:
         if args.get("cuda_sync_kind") != "Stream Wait Event":
             return
         other, record = args.get("wait_on_stream", -1), args.get(_RECORD, -1)
-        if not (_is_small(other) and type(record) is int and record > 0):
+        if not (is_small(other) and type(record) is int and record > 0):
             return
         self.budget.hold(_ROW_BYTES)
         waiting = self._stream(args, event)
@@ -357,7 +356,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
     budget = Budget(str(path), 1)
     budget.hold(min(_PIECES_BYTES, budget.limit_bytes // 4))
     reader = _Reader(budget)
-    head: dict[str, Any] = {}
+    head = Head()
     tail: list[str] = []
     complete = False
     count = 0
@@ -402,12 +401,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
             interner.tracks[number] = type(track)(
                 TrackKind.THREAD, track.pid, track.number, name or process, -1, process
             )
-    listed = head.get("deviceProperties", [])
-    devices = {
-        one["id"]: one
-        for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and _is_small(one.get("id"))
-    }
+    devices = head.devices
     notes = [f"{amount:,} events {what}" for what, amount in reader.lost.items()]
     if reader.names_cut:
         notes.append(
@@ -427,7 +421,7 @@ def read(path: Path, on_progress: Progress | None = None) -> Timeline:
         devices={number: str(one.get("name", "")) for number, one in devices.items()},
         device_ids={number: ids for number, one in devices.items() if (ids := _ids(one))},
         multiprocessors={
-            number: one["numSms"] for number, one in devices.items() if _is_small(one.get("numSms"))
+            number: one["numSms"] for number, one in devices.items() if is_small(one.get("numSms"))
         },
         sources=("torch.profiler",),
         notes=notes,
@@ -440,22 +434,18 @@ def _stream_waits(rows: list[tuple[int, int, int, int]]) -> StreamWaits:
     return StreamWaits(streams[:, 0], streams[:, 1], columns[:, 2], columns[:, 3])
 
 
-def _is_small(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 16
-
-
 def _ids(device: dict[str, Any]) -> list[str]:
     """UUID and PCI address of a device, if the trace has them (older versions do not)."""
     found = [str(device[key])[:256] for key in ("uuid", "UUID") if device.get(key)]
     domain, bus = device.get("pciDomainID", 0), device.get("pciBusID")
     slot = device.get("pciDeviceID", 0)
-    if _is_small(domain) and _is_small(bus) and _is_small(slot):
+    if is_small(domain) and is_small(bus) and is_small(slot):
         found.append(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
     return found
 
 
-def _wall_offset(head: dict[str, Any], tail: str) -> int:
-    value = head.get("baseTimeNanoseconds")
+def _wall_offset(head: Head, tail: str) -> int:
+    value = head.base_time_ns
     if value is None and (match := re.search(r'"baseTimeNanoseconds"\s*:\s*([0-9]{1,19})\b', tail)):
         value = match[1]
     try:
@@ -464,13 +454,11 @@ def _wall_offset(head: dict[str, Any], tail: str) -> int:
         return 0
 
 
-def _events(
-    text: TextIO, budget: Budget, head: dict[str, Any], tail: list[str]
-) -> Iterator[object]:
+def _events(text: TextIO, budget: Budget, head: Head, tail: list[str]) -> Iterator[object]:
     """Yields every value in the list of events, and END at the end of a complete list.
 
-    Keys before the list go into `head`, text behind it into `tail`. A value that is no JSON, too
-    deep or too large is yielded as `json_list.NOT_READ`.
+    What is used of the text before the list goes into `head`, text behind it into `tail`. A value
+    that is no JSON, too deep or too large is yielded as `json_list.NOT_READ`.
     """
     piece = text.read(_PIECE).removeprefix("\ufeff")
     at = -1
@@ -481,14 +469,13 @@ def _events(
             more = text.read(_PIECE) if len(piece) < _HEAD_LIMIT else ""
             if not more:
                 break
-            budget.hold(2 * text_bytes(more))
+            budget.hold(kineto_head.CHAR_BYTES * len(more))
             piece += more
         if match:
             at = match.end()
-            try:
-                head.update(json.loads(piece[: match.start()].rstrip().rstrip(",") + "}"))
-            except (ValueError, RecursionError):
-                head.clear()
+            before = piece[: match.start()].rstrip().rstrip(",") + "}"
+            head.take(kineto_head.read(before, budget))
+            del before
     if at < 0:
         raise NotACapture(
             f"{budget.name} is no trace in Chrome's JSON", "give what torch.profiler wrote"
