@@ -24,24 +24,24 @@ class Server:
         self.asked: list[str] = []
         self.accepted = {"good"}
 
-    def accepts(self, token: str) -> bool:
+    def tenant_of(self, token: str) -> str | None:
         self.asked.append(token)
         if token != "good":
             assert self.answers.wait(20)
-        return token in self.accepted
+        return "lab" if token in self.accepted else None
 
 
 def test_a_flood_of_random_tokens_is_not_asked_about_and_holds_nobody_up(monkeypatch):
     server = Server()
-    tokens = AcceptedTokens(server.accepts)
+    tokens = AcceptedTokens(server.tenant_of)
 
-    async def flood() -> list[bool]:
-        assert await tokens.accepts("good")
+    async def flood() -> list[str | None]:
+        assert await tokens.party_of("good")
         monkeypatch.setattr(accepted_tokens, "time", at(1e12))  # it is to be asked again
-        waiting = [asyncio.create_task(tokens.accepts(f"random {it}")) for it in range(MAX_ASKED)]
+        waiting = [asyncio.create_task(tokens.party_of(f"random {it}")) for it in range(MAX_ASKED)]
         await asyncio.sleep(0.1)
-        beyond = [await tokens.accepts(f"more {it}") for it in range(500)]
-        assert await tokens.accepts("good")
+        beyond = [await tokens.party_of(f"more {it}") for it in range(500)]
+        assert await tokens.party_of("good")
         server.answers.set()
         return [*beyond, *await asyncio.gather(*waiting)]
 
@@ -52,15 +52,15 @@ def test_a_flood_of_random_tokens_is_not_asked_about_and_holds_nobody_up(monkeyp
 def test_a_token_that_is_refused_later_counts_no_more(monkeypatch):
     server = Server()
     server.answers.set()
-    tokens = AcceptedTokens(server.accepts)
+    tokens = AcceptedTokens(server.tenant_of)
 
     async def sequence() -> None:
-        assert await tokens.accepts("good")
+        assert await tokens.party_of("good")
         server.accepted.clear()
         monkeypatch.setattr(accepted_tokens, "time", at(1e12))
-        assert not await tokens.accepts("good")
+        assert not await tokens.party_of("good")
         tokens._asked = MAX_ASKED
         monkeypatch.setattr(accepted_tokens, "time", at(2e12))
-        assert not await tokens.accepts("good")
+        assert not await tokens.party_of("good")
 
     asyncio.run(sequence())

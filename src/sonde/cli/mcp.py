@@ -93,22 +93,22 @@ def _over_http(args: argparse.Namespace) -> int:
     listening = listening_socket(host, port)
     shown = f"[{host}]" if ":" in host else host
     print(f"serving http://{shown}:{listening.getsockname()[1]}{http.PATH}", flush=True)
-    http.serve(server, listening, lambda token: _is_accepted(args.server, token))
+    http.serve(server, listening, lambda token: _tenant_of(args.server, token))
     return 0
 
 
-def _is_accepted(url: str, token: str) -> bool:
-    """Whether the server accepts a token, be it for reading or not."""
+def _tenant_of(url: str, token: str) -> str | None:
+    """Whose token it is where the server accepts it, '' where it is not for reading; else None."""
     from sonde.errors import SondeError
     from sonde.server.client import QuestionError, ServerClient
 
     try:
-        ServerClient(url, token=token).ask("identity")
+        identity = ServerClient(url, token=token).ask("identity")
     except QuestionError as error:
-        return error.status == 403
+        return "" if error.status == 403 else None
     except SondeError:
-        return False
-    return True
+        return None
+    return str(identity.get("tenant", "")) if isinstance(identity, dict) else ""
 
 
 def _page(args: argparse.Namespace) -> str:

@@ -18,6 +18,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.attached import Attached
 from sonde.collect.collector import Batch
+from sonde.collect.host.shares import share_out
 from sonde.collect.kernel import BpfObject, Kernel, expect_fields, refusal
 from sonde.errors import KernelUnsupported
 from sonde.procfs import START_UNIT_NS
@@ -52,6 +53,15 @@ PROGRAMS: Final = (
 )
 MAX_PIECES: Final = 16
 """What is left of one mapping around its holes is followed in at most this many pieces."""
+MOST_MAPPINGS: Final = 16_384
+"""Mappings and pieces that are followed (bpf/memory_mappings.h)."""
+PIECES_UP_TO: Final = MOST_MAPPINGS // 4 * 3
+"""Together with the mappings, pieces beyond the first of each take no more: the rest is for
+mappings of others (`may_follow` in bpf/memory_mappings.h)."""
+LEAST_PIECES: Final = MOST_MAPPINGS // 16
+"""Such pieces have at least this much, also where mappings alone are more than that."""
+Row = tuple[int, ...]
+"""The fields `MAPPING_FIELDS`."""
 Range = tuple[int, int]
 """Addresses: the first one, and the one behind the last."""
 COMPARE_SHARE: Final = 0.01
@@ -171,42 +181,84 @@ class MemoryCollector(Attached):
         """
         space: dict[tuple[int, int], list[Range] | None] = {}
         followed: Counter[int] = Counter()
+        standing: list[tuple[int, int, int, int]] = []
+        """Pieces that are as they were: address, pid, size in bytes, party."""
+        changed: list[tuple[Row, list[Range] | None]] = []
+        wanted: Counter[int] = Counter()
+        """Pieces by party, but the first of each mapping."""
+        mappings = 0
         for entry in self._bpf.entries("mappings"):
-            address, pid, start, stack_id, size, tid, weight, number, is_part, party = entry
+            address, pid, start, _, size, _, _, _, is_part, party = entry
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
             if address + size >= _ALL:  # no mapping is this large: the entry is wrong
                 self._unfollowed += 1
-                with suppress(FileNotFoundError):
-                    self._bpf.delete_hash("mappings", _place(address, pid))
+                self._forget(pid, address, size)
                 continue
             if key not in space:
                 space[key] = self._space_of(pid, start_ns)
             ranges = space[key]
-            pieces = [] if ranges is None else pieces_of(ranges, address, address + size)
-            if pieces == [(address, address + size)]:
+            pieces = None if ranges is None else pieces_of(ranges, address, address + size)
+            if pieces != [(address, address + size)]:
+                changed.append((entry, pieces))
+                pieces = pieces or []
+            elif is_part:
+                standing.append((address, pid, size, party))
+            else:
                 followed[party] += 1
-                continue
-            with suppress(FileNotFoundError):
-                self._bpf.delete_hash("mapping_ends", _place(address + size, pid))
-            try:
-                self._bpf.delete_hash("mappings", _place(address, pid))
-            except FileNotFoundError:
-                continue  # it was unmapped just now, which a program saw
-            if ranges is None:
-                continue
-            for index, (since, until) in enumerate(pieces):
-                whose = (start, stack_id, until - since, tid, weight, number)
-                if index < MAX_PIECES:
-                    self._follow(pid, since, until, (*whose, is_part or index > 0, party))
-                    followed[party] += 1
-                else:
-                    self._unfollowed += 1
-            gone = size - sum(until - since for since, until in pieces)
-            self._add(batch, since_ns, ("unmapped", KINDS[number][1]), 0, 0,
-                      0 if pieces or is_part else weight, weight * gone,
-                      who=(pid, start_ns, tid), stack_id=stack_id, is_total=False)  # fmt: skip
+            first = 0 if is_part or not pieces else 1
+            mappings += first
+            wanted[party] += min(len(pieces), MAX_PIECES) - first
+        room = pieces_by_party(wanted, mappings)
+        for address, pid, size, party in standing:
+            if room[party]:
+                room[party] -= 1
+                followed[party] += 1
+            else:
+                self._unfollowed += 1
+                self._forget(pid, address, size)
+        for entry, pieces in changed:
+            self._divide(batch, since_ns, entry, pieces, room, followed)
         self._count_followed(followed)
+
+    def _divide(
+        self,
+        batch: Batch,
+        since_ns: int,
+        entry: Row,
+        pieces: Sequence[Range] | None,
+        room: Counter[int],
+        followed: Counter[int],
+    ) -> None:
+        """Follow what is left of a mapping, and report the rest as unmapped. `pieces`: None where
+        its process is gone; `room`: for how many pieces of each party there is room still."""
+        address, pid, start, stack_id, size, tid, weight, number, is_part, party = entry
+        if not self._forget(pid, address, size) or pieces is None:
+            return  # it was unmapped just now, which a program saw, or its process is gone
+        for index, (since, until) in enumerate(pieces):
+            is_piece = bool(is_part or index)
+            if index >= MAX_PIECES or (is_piece and not room[party]):
+                self._unfollowed += len(pieces) - index
+                break
+            room[party] -= is_piece
+            followed[party] += 1
+            whose = (start, stack_id, until - since, tid, weight, number)
+            self._follow(pid, since, until, (*whose, is_piece, party))
+        gone = size - sum(until - since for since, until in pieces)
+        self._add(batch, since_ns, ("unmapped", KINDS[number][1]), 0, 0,
+                  0 if pieces or is_part else weight, weight * gone,
+                  who=(pid, start - start % START_UNIT_NS, tid), stack_id=stack_id,
+                  is_total=False)  # fmt: skip
+
+    def _forget(self, pid: int, address: int, size: int) -> bool:
+        """Have a mapping or piece of `size` bytes followed no more; returns whether it was."""
+        with suppress(FileNotFoundError):
+            self._bpf.delete_hash("mapping_ends", _place(address + size, pid))
+        try:
+            self._bpf.delete_hash("mappings", _place(address, pid))
+        except FileNotFoundError:
+            return False
+        return True
 
     def _count_followed(self, followed: Mapping[int, int]) -> None:
         """How many mappings of each party the BPF programs count from now on. What they began to
@@ -271,10 +323,21 @@ def _place(address: int, pid: int) -> bytes:
     return struct.pack("=QII", address, pid, 0)
 
 
+def pieces_by_party(wanted: Counter[int], mappings: int) -> Counter[int]:
+    """How many pieces of each party are followed beside a number of mappings: all that are
+    `wanted`, else as many of each party as of every other that wants that many."""
+    room = max(LEAST_PIECES, PIECES_UP_TO - mappings)
+    if wanted.total() <= room:
+        return Counter(wanted)
+    each = ((party, party) for party in wanted.elements())
+    return Counter(share_out(each, room, lambda _: True))
+
+
 def pieces_of(ranges: Sequence[Range], begin: int, end: int) -> list[Range]:
     """What of [begin, end) lies in ascending ranges."""
     found = []
-    for since, until in ranges[bisect_right(ranges, begin, key=lambda it: it[1]) :]:
+    for index in range(bisect_right(ranges, begin, key=lambda it: it[1]), len(ranges)):
+        since, until = ranges[index]
         if since >= end:
             break
         found.append((max(begin, since), min(end, until)))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens of requests the server accepts: those get most places, strangers few."""
+"""Which tokens of requests the server accepts, and whose they are: those get most places, strangers
+few."""
 
 from __future__ import annotations
 
@@ -25,39 +26,45 @@ _AT_ONCE = 4
 class AcceptedTokens:
     """Asks the server, and remembers the answer for some time. For use in one event loop."""
 
-    def __init__(self, ask: Callable[[str], bool]) -> None:
-        """`ask`: whether the server accepts a token; called in threads."""
+    def __init__(self, ask: Callable[[str], str | None]) -> None:
+        """`ask`: the tenant of a token that the server accepts, '' where that is not known; None
+        where it does not accept it. Called in threads."""
         self._ask = ask
         self._threads = ThreadPoolExecutor(_AT_ONCE, "sonde-token")
-        self._until: dict[bool, OrderedDict[bytes, float]] = {
+        self._known: dict[bool, OrderedDict[bytes, tuple[float, str]]] = {
             True: OrderedDict(),
             False: OrderedDict(),
         }
-        """By answer and digest of the token: until when it counts (monotonic)."""
+        """By whether it is accepted and digest of the token: until when that counts (monotonic),
+        and whose it is."""
         self._asked = 0
 
-    async def accepts(self, token: str) -> bool:
-        """Whether the server accepts the token, which may still not be one for reading."""
+    async def party_of(self, token: str) -> str | None:
+        """Whose token it is: the same for all tokens of a tenant, as far as that is known, and not
+        ''. None where the server does not accept it. It may still not be one for reading."""
         digest = hashlib.blake2b(token.encode(), digest_size=32).digest()
         now = time.monotonic()
-        for answer, known in self._until.items():
-            if known.get(digest, 0.0) > now:
-                return answer
+        for is_accepted, known in self._known.items():
+            until, party = known.get(digest, (0.0, ""))
+            if until > now:
+                return party if is_accepted else None
         if self._asked >= MAX_ASKED:
-            return digest in self._until[True]
+            return self._known[True].get(digest, (0.0, None))[1]
         loop = asyncio.get_running_loop()
         self._asked += 1
         try:
             async with asyncio.timeout(ASK_S):
-                found = await loop.run_in_executor(self._threads, self._ask, token)
+                tenant = await loop.run_in_executor(self._threads, self._ask, token)
         except TimeoutError:
-            found = False
+            tenant = None
         finally:
             self._asked -= 1
-        self._until[not found].pop(digest, None)
-        known = self._until[found]
-        known[digest] = time.monotonic() + (ACCEPTED_S if found else REFUSED_S)
+        found = tenant is not None
+        party = f"tenant {tenant}" if tenant else f"token {digest.hex()}"
+        self._known[not found].pop(digest, None)
+        known = self._known[found]
+        known[digest] = time.monotonic() + (ACCEPTED_S if found else REFUSED_S), party
         known.move_to_end(digest)
         if len(known) > MAX_TOKENS:
             known.popitem(last=False)
-        return found
+        return party if found else None

@@ -14,7 +14,7 @@ import signal
 import socket
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
@@ -27,8 +27,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sonde.mcp.accepted_tokens import AcceptedTokens
 from sonde.server.addresses import BACKLOG
 from sonde.server.listen import protocol_with
-from sonde.server.service import ServerLimits
+from sonde.server.service import RefusedRequestError, ServerLimits
 from sonde.server.silent import accepted
+from sonde.server.turns import Places
 
 PATH = "/mcp"
 """Where the tools are."""
@@ -44,6 +45,10 @@ STRANGERS = CONNECTIONS // 4
 """Of these, on which no request has had a token that the server accepts; the oldest is closed."""
 BODIES = CONNECTIONS // 2
 """Bodies that are awaited at once; beyond it the oldest is given up."""
+REQUESTS = CONNECTIONS * 3 // 4
+"""With accepted tokens, that are answered at once; beyond its share a tenant gets 503."""
+REQUESTS_OF_TENANT = CONNECTIONS // 2
+"""Of these, of one tenant while no other asks."""
 _TOKEN_CHARS = 4_096
 
 _TOKEN: contextvars.ContextVar[str] = contextvars.ContextVar("sonde_mcp_token", default="")
@@ -76,13 +81,13 @@ def application(server: MCPServer[object], port: int, tokens: AcceptedTokens) ->
 
 
 def serve(
-    server: MCPServer[object], listening: socket.socket, is_accepted: Callable[[str], bool]
+    server: MCPServer[object], listening: socket.socket, tenant_of: Callable[[str], str | None]
 ) -> None:
-    """Serve on a listening socket of loopback until SIGTERM or SIGINT. `is_accepted`: whether the
-    server accepts a token; called in threads."""
+    """Serve on a listening socket of loopback until SIGTERM or SIGINT. `tenant_of`: the tenant of a
+    token that the server accepts, as of `AcceptedTokens`; called in threads."""
     port = listening.getsockname()[1]
     config = uvicorn.Config(
-        application(server, port, AcceptedTokens(is_accepted)),
+        application(server, port, AcceptedTokens(tenant_of)),
         http=protocol_with(ServerLimits(connections=CONNECTIONS, connections_unknown=STRANGERS)),
         lifespan="on",
         ws="none",
@@ -107,6 +112,7 @@ class _WithToken:
 
     def __init__(self, inner: ASGIApp, tokens: AcceptedTokens) -> None:
         self._inner, self._tokens = inner, tokens
+        self._places = Places(REQUESTS, REQUESTS_OF_TENANT)
         self._awaited: OrderedDict[object, asyncio.Timeout] = OrderedDict()
         """Limits of the bodies that are awaited, the oldest first."""
 
@@ -119,11 +125,11 @@ class _WithToken:
             refusal.headers["WWW-Authenticate"] = "Bearer"
             await refusal(scope, receive, send)
             return
-        is_known = await self._tokens.accepts(token)
-        if is_known:
-            accepted(scope)
+        party = await self._tokens.party_of(token)
+        if party is not None:
+            accepted(scope, party)
         try:
-            body = await self._body(receive, BODY_S if is_known else STRANGERS_BODY_S)
+            body = await self._body(receive, BODY_S if party else STRANGERS_BODY_S)
         except TimeoutError:
             late = _refusal(408, "the body did not arrive in time", "send it at once")
             await late(scope, receive, send)
@@ -132,20 +138,16 @@ class _WithToken:
             large = _refusal(413, "the body is too large", f"send at most {BODY_BYTES} bytes")
             await large(scope, receive, send)
             return
-        replayed = False
-
-        async def again() -> Message:
-            nonlocal replayed
-            if not replayed:
-                replayed = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            return await receive()
-
-        noted = _TOKEN.set(token)
-        try:
-            await self._inner(scope, again, send if is_known else _closing(send))
-        finally:
-            _TOKEN.reset(noted)
+        with ExitStack() as held:
+            if party is not None:
+                try:
+                    held.enter_context(self._places.place(party))
+                except RefusedRequestError as error:
+                    busy = _refusal(error.status, error.cause, error.remedy)
+                    await busy(scope, receive, send)
+                    return
+            held.callback(_TOKEN.reset, _TOKEN.set(token))
+            await self._inner(scope, _replayed(body, receive), send if party else _closing(send))
 
     async def _body(self, receive: Receive, seconds: float) -> bytes | None:
         """The whole body; None where it is too large. Raises TimeoutError where it does not come
@@ -160,6 +162,20 @@ class _WithToken:
                 return await _body(receive)
         finally:
             self._awaited.pop(one, None)
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """What receives a body that was read already, then what comes after it."""
+    replayed = False
+
+    async def again() -> Message:
+        nonlocal replayed
+        if not replayed:
+            replayed = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again
 
 
 def _closing(send: Send) -> Send:

@@ -159,7 +159,7 @@ class Api:
             elif scope not in caller.scopes:
                 response = refusal(403, f"this token is not for {scope}", "use another token")
             else:
-                accepted(request.scope)
+                accepted(request.scope, "" if self._service.is_open else caller.tenant)
                 try:
                     response = await handler(request, caller)
                 except RefusedRequestError as error:

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,9 @@ from sonde.errors import UsageError
 from sonde.server.addresses import BACKLOG, Address, listening_socket
 from sonde.server.app import Api
 from sonde.server.handshakes import TlsServer
+from sonde.server.held_connections import HeldConnections
 from sonde.server.service import Bucket, ServerLimits, Service
-from sonde.server.silent import ACCEPTED, Silent
+from sonde.server.silent import ACCEPTED, Silent, origin
 
 if TYPE_CHECKING:
     from sonde.server.otlp_grpc import GrpcReceiver
@@ -52,14 +52,16 @@ def protocol_with(
       oldest of an origin that has many, and of all where these are half of what is allowed,
     - with more than 8 requests that are not answered yet,
     - that do not take their answer: within each `unread_s` the rest of what is written, or 64 KiB,
-    - that only wait for another request, the longest first, while three quarters of all are used.
+    - that only wait for another request, the longest first, while three quarters of all are used:
+      of the tenant that holds most (before a valid token: of the client's machine),
+    - and, while all are used, whose request is not here as a whole: likewise, for a new one.
 
-    `refuse` is called with the reason where a connection is closed for what it sent. The memory of
-    an answered request is freed while its connection waits for another.
+    `refuse` is called with the reason where a connection is closed for what it sent, or for a new
+    one (`displaced`). The memory of an answered request is freed while its connection waits for
+    another.
     """
     strangers: Silent[HttpToolsProtocol] = Silent(limits)
-    idle: OrderedDict[HttpToolsProtocol, None] = OrderedDict()
-    """Connections that only wait for another request, the longest first."""
+    held: HeldConnections[HttpToolsProtocol] = HeldConnections()
 
     class Bounded(HttpToolsProtocol):
         _head_timer: asyncio.TimerHandle | None = None
@@ -73,13 +75,23 @@ def protocol_with(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            excess = strangers.add(self, self.client[0] if self.client else "")
+            host = self.client[0] if self.client else ""
+            excess = strangers.add(self, host)
             self._await_head()
             if excess is not None:
                 strangers.remove(excess)
-                excess.transport.abort()
-            if idle and 4 * len(self.connections) > 3 * limits.connections:
-                idle.popitem(last=False)[0].transport.close()
+                self._displace(excess)
+            elif len(self.connections) >= limits.connections:
+                other = held.giving_way()
+                if other is not None:  # else the HTTP server refuses this one
+                    refuse("displaced")
+                    self._displace(other)
+            elif 4 * len(self.connections) > 3 * limits.connections:
+                idle = held.longest_idle()
+                if idle is not None:
+                    held.remove(idle)
+                    idle.transport.close()
+            held.add(self, f"from {origin(host)}")
 
         def data_received(self, data: bytes) -> None:
             for at in range(0, len(data), PIECE_BYTES):
@@ -97,7 +109,8 @@ def protocol_with(
                 self._give_up("pipelined")
                 raise TooMuchError
             self._head_bytes = self._fields = self._unparsed_bytes = 0
-            idle.pop(self, None)
+            if answered:
+                held.sends(self)
             self._await_head()
             super().on_message_begin()
 
@@ -120,12 +133,23 @@ def protocol_with(
             self._unparsed_bytes = 0
             super().on_body(body)
 
+        def on_message_complete(self) -> None:
+            super().on_message_complete()
+            if not self.cycle.response_complete:
+                held.serves(self)
+
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if self.transport.is_closing() or not self.cycle.response_complete:
+            if self.transport.is_closing():
                 return
-            if self.scope is self.cycle.scope:  # otherwise the head of the next request is here
-                idle[self] = None
+            if not self.cycle.response_complete:
+                if self.cycle.more_body and not self.pipeline:
+                    held.sends(self)  # the body of the last request: all before it are answered
+                return
+            if self.scope is not self.cycle.scope:  # the head of the next request has begun
+                held.sends(self)
+            else:
+                held.idles(self)
                 self.headers, self.url = [], b""
                 self.scope = {}  # type: ignore[typeddict-item]
             self.cycle.scope, self.cycle.body = {}, bytearray()  # type: ignore[typeddict-item]
@@ -139,15 +163,23 @@ def protocol_with(
             self._has_read()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            idle.pop(self, None)
+            held.remove(self)
             strangers.remove(self)
             self._has_read()
             self._stop()
             self.pipeline.clear()
             super().connection_lost(exc)
 
-        def _accepted(self) -> None:
+        def _accepted(self, tenant: str) -> None:
             strangers.remove(self)
+            if tenant:
+                held.move(self, f"of {tenant}")
+
+        def _displace(self, other: HttpToolsProtocol) -> None:
+            """Close another connection, which counts no more from now on."""
+            held.remove(other)
+            self.connections.discard(other)
+            other.transport.abort()
 
         def _count_head(self, size: int) -> None:
             self._head_bytes += size

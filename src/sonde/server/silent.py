@@ -12,15 +12,16 @@ from sonde.server.service import ServerLimits
 
 C = TypeVar("C")
 ACCEPTED = "sonde.accepted"
-"""Extension of a request's scope (ASGI): its `note` is to be called for a request that is
-accepted."""
+"""Extension of a request's scope (ASGI): its `note` is to be called, with the tenant, for a request
+that is accepted."""
 
 
-def accepted(scope: MutableMapping[str, Any]) -> None:
-    """Note that a request has a valid token: its connection is no stranger's any more."""
+def accepted(scope: MutableMapping[str, Any], tenant: str) -> None:
+    """Note that a request has a valid token: its connection is no stranger's any more, but one of
+    this tenant ('': where clients show no tokens; it stays one of its machine)."""
     extension = scope.get("extensions", {}).get(ACCEPTED)
     if extension is not None:
-        extension["note"]()
+        extension["note"](tenant)
 
 
 def origin(host: str) -> str:
