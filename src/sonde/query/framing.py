@@ -84,6 +84,7 @@ class BadChunk:
 
     @property
     def end(self) -> int:
+        """Where reading goes on, in bytes of the file."""
         return self.offset + self.size_bytes
 
 
