@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import calendar
 import logging
+import math
 import time
 import uuid
 from collections import Counter
@@ -50,13 +51,26 @@ class Compacted:
     """Files that were replaced."""
     failed: int = 0
     """Groups that could not be merged: too large for the engine's memory, or damaged."""
+    last: str = ""
+    """The tenant of the last group."""
 
 
-def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = None) -> Compacted:
+def compact(
+    folder: Path,
+    catalog: Catalog,
+    storage: DirectoryStorage | None = None,
+    most_s: float = math.inf,
+    after: str = "",
+) -> Compacted:
     """Replace small files by large ones. A group that the engine cannot merge is left as it is, and
-    is not tried again. Raises OSError, sqlite3.Error."""
+    is not tried again. Raises OSError, sqlite3.Error.
+
+    `most_s`: seconds after which no other group is begun, as chunks wait meanwhile. `after`: the
+    tenant that was the last one then; others come first.
+    """
     storage = storage or DirectoryStorage(folder)
-    done = Compacted()
+    done = Compacted(last=after)
+    ends_s = time.monotonic() + most_s
 
     def partition(one: StoredFile) -> tuple[str, str, str, int]:
         return one.tenant, one.name, one.day, -1 if one.name in DICTIONARIES else one.hour
@@ -68,10 +82,17 @@ def compact(folder: Path, catalog: Catalog, storage: DirectoryStorage | None = N
         for one in every
         if one.size_bytes < LARGEST_BYTES and one.is_compactable and one.name != SUMMED_TABLE
     ]
-    for _, group in groupby(sorted(small, key=partition), partition):
+
+    def turn(one: StoredFile) -> tuple[bool, tuple[str, str, str, int]]:
+        return one.tenant <= after, partition(one)
+
+    for _, group in groupby(sorted(small, key=turn), partition):
         files = sorted(group, key=lambda one: one.size_bytes)[:MAX_AT_ONCE]
         if len(files) < COMPACTED_FROM:
             continue
+        if (done.gone or done.failed) and time.monotonic() > ends_s:
+            break
+        done.last = files[0].tenant
         try:
             merged = _merged(folder, files, storage)
         except (duckdb.Error, DamagedObjectError) as error:

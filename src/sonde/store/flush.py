@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import uuid
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -27,6 +27,7 @@ import pyarrow as pa
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.chunks import OpenedChunk, open_chunk
 from sonde.store.parquet import make_durable, remove, write_all, write_file
+from sonde.store.put_off import PutOff, Turns
 from sonde.store.record import Damage, Record, scan
 from sonde.store.row_reader import RowReader
 from sonde.store.storage import DirectoryStorage
@@ -45,6 +46,9 @@ MADE_BYTES = 96 << 20
 times as large as in their chunks."""
 DECODERS = 2
 """Batches that are decoded at a time; one more is written, and one is read from the log."""
+TURN_BYTES = BATCH_BYTES
+"""Size of the chunks, decompressed, that one tenant gets stored of a segment with chunks of others;
+what is beyond is put off (put_off.py)."""
 CLOSE_NS = 2 * 3600 * 10**9
 """Chunks whose start differs from the time at which they came by at most this are stored under the
 hour of their start; others, of nodes with wrong clocks or that were cut off, under the hour in
@@ -97,6 +101,8 @@ class _Batch:
     """Old chunks in quarantine: a file that may have them is damaged."""
     damaged: int = 0
     """Parts of the log without a readable record."""
+    put_off: int = 0
+    """Chunks that were copied to a segment that is stored later."""
 
 
 class Flusher:
@@ -111,6 +117,10 @@ class Flusher:
         self._storage = storage or DirectoryStorage(folder)
         self._id = uuid.uuid4().hex
         self._wal_secret = secret_of(folder / "wal")
+        self._later = PutOff(folder / "wal", self._wal_secret)
+        self._turns = Turns(folder / "wal", self._wal_secret)
+        self._reached: dict[str, int] = {}
+        """Up to which offset segments were read, of those that were read in part in this pass."""
         self._secret = catalog.secret()
         self._of_thread = threading.local()
         """`rows`: the thread's `RowReader`."""
@@ -129,18 +139,32 @@ class Flusher:
 
     def flush(self, most_segments: int = 1 << 30) -> Flushed:
         """Flush up to `most_segments` sealed segments. Raises OSError where the disk refuses,
-        sqlite3.Error."""
+        sqlite3.Error.
+
+        Those of several tenants come first; between two of them one batch is stored of the tenant
+        whose turn it is among those that have segments alone.
+        """
         done = Flushed()
+        over: set[Path] = set()
         try:
-            for path in sealed_segments(self._folder / "wal")[:most_segments]:
-                done.segments += 1
-                self._flush_segment(path, str(path.relative_to(self._folder)), done)
+            while done.segments < most_segments:
+                sealed = [one for one in sealed_segments(self._folder / "wal") if one not in over]
+                shared = self._turns.look(sealed, over)
+                for path in shared[:1]:
+                    self._flush_segment(path, done, over, is_shared=True)
+                alone = self._turns.next()
+                if alone is not None and alone not in over:
+                    self._flush_segment(alone, done, over, is_shared=False)
+                elif not shared:
+                    break
             self._wait()
         finally:
             while self._begun:
                 with suppress(Exception):  # the first one was raised already
                     self._begun.popleft().result()
             self._in_flight.clear()
+            self._reached.clear()
+            self._later.drop()
             self._has_failed = False
         return done
 
@@ -163,12 +187,21 @@ class Flusher:
         while len(self._begun) > most:
             self._begun.popleft().result()
 
-    def _flush_segment(self, path: Path, name: str, done: Flushed) -> None:
-        end = start = self._catalog.read_bytes(name)
-        crashes = self._catalog.attempt(name, start, self._id)
+    def _flush_segment(self, path: Path, done: Flushed, over: set[Path], is_shared: bool) -> None:
+        """Flush a segment, and add it to `over`; of one that is not shared by tenants one batch
+        alone."""
+        name = str(path.relative_to(self._folder))
+        crashes = 0
+        if name in self._reached:
+            start = self._reached[name]
+        else:
+            start = self._catalog.read_bytes(name)
+            crashes = self._catalog.attempt(name, start, self._id)
+        end = start
         # To find the chunk that crashes flushers, the next batch is begun after the last has ended.
         is_careful = crashes > 0
         singles_left = BATCH_CHUNKS if crashes >= MAX_CRASHES_OF_BATCH else 0
+        turns: Counter[str] | None = Counter() if is_shared and not is_careful else None
         batch = _Batch()
         for found in scan(path, self._wal_secret, start):
             end = found.end
@@ -180,15 +213,20 @@ class Flusher:
                 batch.undecodable += 1
                 self._quarantine(found.item, "ends the flusher")
             else:
-                self._take(found.item, batch)
+                self._take(found.item, batch, turns)
             is_full = batch.size_bytes >= BATCH_BYTES or batch.records >= BATCH_CHUNKS
-            if is_full or singles_left:
-                self._flush_batch(batch, name, end, done)
+            if is_full or singles_left or self._later.is_full:
+                self._flush_batch(batch, path, name, end, done)
                 if is_careful:
                     self._wait()
                 batch, crashes, singles_left = _Batch(), 0, max(0, singles_left - 1)
-        if end > start:
-            self._flush_batch(batch, name, end, done)
+                if not is_shared and not is_careful:
+                    self._reached[name] = end
+                    return
+        if batch.records or batch.damaged:
+            self._flush_batch(batch, path, name, end, done)
+        over.add(path)
+        done.segments += 1
 
         def forget() -> None:
             self._storage.publish()
@@ -197,13 +235,19 @@ class Flusher:
 
         self._begin(forget)
 
-    def _take(self, record: Record, batch: _Batch) -> None:
-        """Add the chunk of a record to a batch. One that cannot be decoded affects no other."""
+    def _take(self, record: Record, batch: _Batch, turns: Counter[str] | None = None) -> None:
+        """Add the chunk of a record to a batch. One that cannot be decoded affects no other.
+
+        `turns`: bytes of each tenant's chunks of this segment; beyond its turn a chunk is put off.
+        """
         batch.records += 1
         is_here = any(record.digest in digests for digests in (batch.digests, *self._in_flight))
         is_here = is_here or self._storage.is_elsewhere(record.digest)
         if is_here or self._catalog.known([record.digest]):
             batch.duplicates += 1
+            return
+        if turns is not None and self._turns.waits(record.tenant):
+            self._put_off(record, batch)
             return
         batch.digests.add(record.digest)
         try:
@@ -220,9 +264,23 @@ class Flusher:
         if is_stored:
             batch.duplicates += 1
             return
+        if turns is not None:
+            # The first one is stored in any case: a turn lasts until it is used up.
+            is_over = turns[record.tenant] >= TURN_BYTES
+            turns[record.tenant] += one.size_bytes
+            if is_over:
+                batch.digests.discard(record.digest)
+                self._put_off(record, batch)
+                return
         batch.size_bytes += one.size_bytes
         partition = record.tenant, *_hour_of(one.origin)
         batch.fresh.setdefault(partition, []).append(one)
+
+    def _put_off(self, record: Record, batch: _Batch) -> None:
+        """Have a chunk stored after others of its tenant that wait. Raises OSError."""
+        self._later.add(record)
+        self._turns.put_off(record.tenant)
+        batch.put_off += 1
 
     def _quarantine(self, record: Record, why: str) -> None:
         """Keep a chunk that is not stored, in a file: a capture without file header. Raises
@@ -237,8 +295,11 @@ class Flusher:
             LOG.error("the quarantine is full: a chunk of %s is lost", record.node)
             self._catalog.count(chunks_lost=1)
 
-    def _flush_batch(self, batch: _Batch, segment: str, end: int, done: Flushed) -> None:
+    def _flush_batch(
+        self, batch: _Batch, path: Path, segment: str, end: int, done: Flushed
+    ) -> None:
         """Have a batch decoded, concurrently with others, and written after those before it."""
+        self._later.seal(path)  # before the catalog notes that the segment was read up to `end`
         self._wait(DECODERS)
         parts = self._decoders.submit(self._decode, batch)
         self._in_flight.append(batch.digests)
@@ -291,6 +352,7 @@ class Flusher:
                 "chunks_duplicate": batch.duplicates,
                 "chunks_undecodable": batch.undecodable,
                 "chunks_set_aside": batch.set_aside,
+                "chunks_put_off": batch.put_off,
                 "log_parts_damaged": batch.damaged,
                 "rows_refused": refused,
             },

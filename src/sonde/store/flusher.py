@@ -48,6 +48,9 @@ _FAILURES = (
 """After one of these the work goes on."""
 TIDY_S = 30.0
 """Between expiring, deleting and compacting files."""
+COMPACT_S = 10.0
+"""After this long of compaction chunks are stored again. What is left is compacted the next time,
+that of other tenants first."""
 BEHIND_S = 120.0
 """For this long compaction is put off while each flush finds as many segments as it takes at a
 time, so that more may wait: chunks are stored first."""
@@ -83,13 +86,14 @@ def main() -> None:
     storage = BucketStorage(folder, catalog, bucket) if bucket else DirectoryStorage(folder)
     flusher = Flusher(folder, catalog, storage)
     tidied = compacted = time.monotonic()
+    compaction = _Compaction(folder, catalog, storage)
     pause_s = PERIOD_S
     while True:
         is_bucket_there = True
         try:
             storage.join()
             done = flusher.flush(SEGMENTS)
-            is_behind, pause_s = done.segments == SEGMENTS, PERIOD_S
+            is_behind, pause_s = done.segments >= SEGMENTS, PERIOD_S
             _report(leads=True, chunks=done.chunks, error="", bucket_error="")
         except _FAILURES as failed:
             is_behind = False
@@ -112,7 +116,10 @@ def main() -> None:
             with_bucket: tuple[Callable[[], object], ...] = ()
             if is_bucket_there and not (is_behind and tidied - compacted < BEHIND_S):
                 compacted = tidied
-                with_bucket = _sweep_and_compact(folder, catalog, storage)
+                with_bucket = (
+                    lambda: sweep(folder, catalog, time.time_ns(), storage),
+                    compaction.do,
+                )
             _tidy(
                 lambda: retain(folder, catalog, age_ns, size_bytes, time.time_ns()),
                 *with_bucket,
@@ -122,14 +129,18 @@ def main() -> None:
             return
 
 
-def _sweep_and_compact(
-    folder: Path, catalog: Catalog, storage: DirectoryStorage
-) -> tuple[Callable[[], object], ...]:
-    """The works that need the bucket, where there is one."""
-    return (
-        lambda: sweep(folder, catalog, time.time_ns(), storage),
-        lambda: compact(folder, catalog, storage),
-    )
+class _Compaction:
+    """Compaction, for COMPACT_S at a time."""
+
+    def __init__(self, folder: Path, catalog: Catalog, storage: DirectoryStorage) -> None:
+        self._folder, self._catalog, self._storage = folder, catalog, storage
+        self._last = ""
+        """The tenant whose files were compacted last."""
+
+    def do(self) -> None:
+        """Compact files, those of other tenants than the last time first."""
+        done = compact(self._folder, self._catalog, self._storage, COMPACT_S, self._last)
+        self._last = done.last
 
 
 def _tidy(*works: Callable[[], object]) -> None:

@@ -32,7 +32,7 @@ from sonde.store.bucket import Bucket, BucketError, DamagedObjectError
 from sonde.store.catalog import Catalog, StoredFile
 from sonde.store.downloads import Downloads, evict, fetched_files, possible_paths, remove_drafts
 from sonde.store.published import Published, Publisher, folder_of, servers_of
-from sonde.store.wal import sealed_segments, sync_folder
+from sonde.store.wal import later_segments, sealed_segments, sync_folder
 
 LOG = logging.getLogger("sonde.store")
 
@@ -180,7 +180,8 @@ class BucketStorage(DirectoryStorage):
         server's log was written: while this server was down, agents may have sent the same chunks
         to others."""
         found: set[bytes] = set()
-        segments = sealed_segments(self._folder / "wal")
+        wal = self._folder / "wal"
+        segments = sealed_segments(wal) + later_segments(wal)
         if not segments:
             return found
         since_s = min(path.stat().st_mtime for path in segments) - _CLOCKS_S

@@ -6,6 +6,7 @@ DIR/wal/secret            32 bytes that heads of records are keyed by, the same 
 DIR/wal/ID/lock           locked (flock) as long as the server's process lives; ID is random
 DIR/wal/ID/N.open         being written
 DIR/wal/ID/N.wal          sealed: the flusher may read it, and removes it once it is catalogued
+DIR/wal/later             what the flusher has put off (put_off.py)
 ```
 
 What `append` has returned is on the disk: written, synced, in a directory that was synced. Where
@@ -35,6 +36,7 @@ from sonde.errors import SinkError
 from sonde.store.record import Record, encode
 
 OPEN, SEALED = ".open", ".wal"
+LATER = "later"
 SECRET_BYTES = 32
 SEGMENT_BYTES = 32 << 20
 """A segment of this size is sealed."""
@@ -117,6 +119,8 @@ class Wal:
         """Bytes of each tenant in each segment that is not stored yet."""
         self._left: Counter[str] = Counter()
         """Bytes of each tenant in all of them."""
+        self._put_off: Counter[str] = Counter()
+        """Bytes of each tenant that the flusher has put off, of all servers of the directory."""
         self._looked_at = time.monotonic()
         self._fd = -1
         """Of the open segment, as the next four; -1: none is open."""
@@ -146,7 +150,8 @@ class Wal:
 
     def left_bytes(self, tenant: str) -> tuple[int, int]:
         """(bytes of a tenant, bytes of all tenants) in this log that are not stored yet, up to a
-        second old. A record counts for `RECORD_BYTES` more than its size."""
+        second old, and those that were put off. A record counts for `RECORD_BYTES` more than its
+        size, until it is put off."""
         with self._mutex:
             now = time.monotonic()
             if now - self._looked_at > LOOK_S:
@@ -154,7 +159,9 @@ class Wal:
                 for path in [one for one in self._of_segment if not _is_there(one)]:
                     self._left.subtract(self._of_segment.pop(path))
                     self._left = +self._left
-            return self._left[tenant], self._left.total()
+                self._put_off = _later_bytes(self.folder.parent)
+            own = self._left[tenant] + self._put_off[tenant]
+            return own, self._left.total() + self._put_off.total()
 
     def close(self) -> None:
         """Write what waits, seal the segment and release the lock."""
@@ -247,7 +254,7 @@ class Wal:
     def _open(self) -> None:
         self._number += 1
         path = self.folder / f"{self._number:012d}{OPEN}"
-        fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600)
+        fd = create(path)
         try:
             sync_folder(self.folder)
         except OSError:  # nothing may be acknowledged in a file whose name is not durable
@@ -289,6 +296,30 @@ class Wal:
 
 def _is_there(segment: Path) -> bool:
     return segment.exists() or segment.with_suffix(SEALED).exists()
+
+
+def create(path: Path) -> int:
+    """The descriptor of a new segment, which the caller closes. Raises OSError."""
+    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600)
+
+
+def later_segments(folder: Path) -> list[Path]:
+    """The segments in DIR/wal that were put off, oldest first."""
+    return sorted((folder / LATER).glob(f"*{SEALED}"))
+
+
+def tenant_of(later: Path) -> str:
+    """Whose chunks were put off into a segment."""
+    return later.stem.partition(".")[2]
+
+
+def _later_bytes(folder: Path) -> Counter[str]:
+    """Bytes that were put off, by tenant."""
+    found: Counter[str] = Counter()
+    for path in later_segments(folder):
+        with contextlib.suppress(OSError):  # it was stored just now
+            found[tenant_of(path)] += path.stat().st_size
+    return found
 
 
 def secret_of(folder: Path) -> bytes:

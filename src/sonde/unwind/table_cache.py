@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from sonde import _native, interpreter
 from sonde.resolve.allowance import ROOT
+from sonde.unwind.build_memory import BuildMemory
 from sonde.unwind.build_queue import BuildQueue, Request
 from sonde.unwind.cache_folder import default_folder
 from sonde.unwind.chain import FoundEngine
@@ -130,6 +131,7 @@ class TableCache:
         self._folder = folder.absolute()
         self._room = TableRoom(self._folder, max_bytes)
         self._index = TableIndex(self._folder)
+        self._memory = BuildMemory()
         self._names = self._index.read()
         """Of tables on disk, by the keys of the files that they belong to."""
         self._used: set[str] = set()
@@ -350,7 +352,8 @@ class TableCache:
             self._sent.append(request)
             path = f"/proc/{os.getpid()}/fd/{request.fd}"
             prefix = request.key.partition(_KEY_SEPARATOR)[0]
-            line = json.dumps({"path": path, "folder": str(self._folder), "prefix": prefix})
+            asked = {"path": path, "folder": str(self._folder), "prefix": prefix}
+            line = json.dumps(asked | {"memory": self._memory.bytes()})
             assert child.stdin is not None
             with suppress(BrokenPipeError):
                 child.stdin.write(line.encode() + b"\n")
