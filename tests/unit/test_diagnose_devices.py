@@ -32,7 +32,9 @@ GPU = "GPU-1"
 GB = 1 << 30
 
 
-def program(steps=12, sync=0.9, norms=0, build=0.0, memory=(0, 0.0), mb=1.0, busy=0.9, at=0):
+def program(
+    steps=12, sync=0.9, norms=0, build=0.0, memory=(0, 0.0), mb=1.0, busy=0.9, syncs=0, at=0
+):
     """A tick of a program that copies to its device, launches and waits in each step."""
     ns = TICK_NS
     reads = steps * (1 + norms)
@@ -49,7 +51,8 @@ def program(steps=12, sync=0.9, norms=0, build=0.0, memory=(0, 0.0), mb=1.0, bus
         calls.append(Call("cudaFree", count, int(seconds * ns), "free"))
     share = DeviceShare(GPU, at, busy, 0.2, 10.0 * GB)
     places = [Place(VICTIM, "", 1, 0.95 * ns)]
-    return ProcessMoment(Usage(int(0.95 * ns)), [], places, calls=calls, devices=[share])
+    waits = [Wait(VICTIM, "sync to disk", "", syncs, int(0.09 * ns))] if syncs else []
+    return ProcessMoment(Usage(int(0.95 * ns)), waits, places, calls=calls, devices=[share])
 
 
 def other(busy=0.0, held=1.0, copied=0, at=0):
@@ -325,3 +328,16 @@ def test_what_takes_a_device_is_named_once_its_counters_are_of_the_time_after():
     after += later(8, victim=SLOW, beside={"busy": 0.5}, dram_active=0.8)[3:]
     found = explain(window(after, USUAL), is_last_look=False)
     assert found is not None and found.cause == FaultCause.DRAM_CONTENTION
+
+
+def test_syncs_that_came_with_slower_steps_are_due_for_more_than_their_waits():
+    found = verdict(later(victim={"steps": 8, "sync": 0.6, "syncs": 200}))
+    assert found.cause == FaultCause.FSYNC
+    assert found.candidates[0].share > 0.9
+
+
+def test_syncs_as_before_are_not():
+    few = {"steps": 12, "syncs": 150}
+    before = [tick(number, victim=few) for number in range(TICKS)]
+    found = verdict(later(victim={"steps": 8, "sync": 0.6, "syncs": 200}), before)
+    assert found.cause != FaultCause.FSYNC

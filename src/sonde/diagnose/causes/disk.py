@@ -21,6 +21,10 @@ MORE_SYNCS = 1.5
 """Times as many waits for a write to disk as before make them a cause."""
 LEAST_SYNCS = 2.0
 """And this many a second."""
+MANY_SYNCS = 10.0
+"""From so many times as many on, what steps lose beyond all waits is due to them in part: a sync
+takes CPU time, too, and what it writes was written before."""
+NO_WAITS = (Part.STEPS, Part.CPU)
 OFFENCE_BYTES = 2e6
 """Bytes a second more on disks that make an offender."""
 OFFENCE_TIME = 0.1
@@ -92,6 +96,9 @@ def fsync(case: Case) -> Candidate | None:
         *(f"in {text}" for text, _ in case.places("sync to disk")[:2]),
     )
     share = case.lost.share(Part.SYNC)
+    if now >= MANY_SYNCS * was:
+        waits = sum(its for part, its in case.lost.parts.items() if part not in NO_WAITS)
+        share += case.lost.share(*NO_WAITS) * lost / waits
     return Candidate(
         FaultCause.FSYNC, share, evidence, next_step="Sync less often, or in another thread."
     )
