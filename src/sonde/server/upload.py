@@ -20,6 +20,9 @@ ANSWER_BYTES = 64 << 10
 FIRST_WAIT_S = 0.5
 """Half of the longest wait before the first retry; it doubles with each."""
 LONGEST_WAIT_S = 30.0
+MOST_PAYLOAD_BYTES = 64 << 20
+"""A longer one counts as damaged and is not read: it may be a hole in the file. No server takes a
+quarter of it."""
 _AGAIN = frozenset({408, 429, 500, 502, 503, 504})
 """HTTP statuses after which a chunk is sent again."""
 
@@ -53,7 +56,7 @@ def upload(path: Path, url: str, node: str, token: str = "", give_up_s: float = 
         size = file.seek(0, 2)
         file.seek(0)
         framing.check_file_header(file.read(framing.FILE_HEADER.size), str(path))
-        for chunk in framing.chunks(file, size):
+        for chunk in framing.chunks(file, size, lambda _, length: length <= MOST_PAYLOAD_BYTES):
             if isinstance(chunk, framing.BadChunk):
                 sent.damaged += 1
                 continue
