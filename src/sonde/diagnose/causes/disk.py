@@ -22,7 +22,7 @@ MORE_SYNCS = 1.5
 LEAST_SYNCS = 2.0
 """And this many a second."""
 MANY_SYNCS = 10.0
-"""From so many times as many on, what steps lose beyond all waits is due to them in part: a sync
+"""From this many times as many on, what steps lose beyond all waits is due to them in part: a sync
 takes CPU time, too, and what it writes was written before."""
 NO_WAITS = (Part.STEPS, Part.CPU)
 OFFENCE_BYTES = 2e6
