@@ -125,6 +125,7 @@ def test_one_of_four_that_do_the_same_is_named() -> None:
     found = offender(moments, who)
     assert found is not None
     assert found.pid in range(400, 404)
+    assert abs(found.share - 0.25) < 0.01
 
 
 def test_what_started_the_victim_too_is_not_named() -> None:

@@ -81,7 +81,7 @@ def contention(case: Case) -> Candidate | None:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
     more = users(case)
-    took = sum(max(0.0, user.cpus) for user in more[1:])
+    took = sum(user.cpus for user in more if user.processes == 1)
     offender: Offender | None = None
     against: list[str] = []
     if _is_offence(more, left):
