@@ -102,6 +102,16 @@ def test_a_build_that_goes_on_as_before_did_not_come_with_its_new_compilers() ->
     assert found.pid == NEIGHBOUR
 
 
+def test_who_comes_in_another_s_place_is_named_with_what_is_more() -> None:
+    who = {pid: Who(pid, "build", SPAWNER, "job 9") for pid in (400, 401)}
+    who[SPAWNER] = Who(SPAWNER, "bash", 1, "job 9")
+    moments: list[dict[int, float]] = [{SPAWNER: 0.0, 400: 0.4} for _ in range(BEFORE)]
+    moments += [{SPAWNER: 0.0, 401: 0.9} for _ in range(AFTER)]
+    found = offender(moments, who)
+    assert found is not None
+    assert (found.pid, found.evidence) == (401, "used 0.50 CPUs more since then")
+
+
 def test_other_victims_of_the_same_owner_do_not_hide_who_came() -> None:
     draw = random.Random(3)
     others = range(300, 306)

@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import msgspec
 
-from sonde.diagnose import device_calls
+from sonde.diagnose import device_calls, offenders
 from sonde.diagnose.incident import Offender
 from sonde.diagnose.lost_time import Lost, Part, family, lost_time
 from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, Window
@@ -28,6 +28,7 @@ class Rates:
     cpu: float = 0.0
     disk_bytes: float = 0.0
     disk_s: float = 0.0
+    disk_requests: float = 0.0
     major_faults: float = 0.0
     reclaim_s: float = 0.0
 
@@ -115,6 +116,21 @@ class Case:
         """Who a process is, as far as it is known."""
         return self.window.who.get(pid) or Who(pid, f"pid {pid}")
 
+    @cached_property
+    def cpu_users(self) -> list[offenders.User]:
+        """Others who use more CPUs, as of `offenders.users`: several causes compare with them."""
+        before = {pid: rates.cpu for pid, rates in self.before.items()}
+        after = {pid: rates.cpu for pid, rates in self.after.items()}
+        return self.users(before, after)
+
+    def users(
+        self, before: Mapping[int, float], after: Mapping[int, float]
+    ) -> list[offenders.User]:
+        """Others who use more of something, as of `offenders.users`; `before`, `after`: what each
+        process used, by pid."""
+        more = offenders.rises(before, after, self.after)
+        return offenders.users(self.window, self.own, more)
+
     def others(self) -> Iterable[int]:
         """Pids that did something afterwards, not of the victim's family, and no kernel threads."""
         for pid in self.after:
@@ -125,6 +141,21 @@ class Case:
     def name(self, pid: int) -> str:
         """The name of a process."""
         return self.who(pid).name
+
+    def does(self, user: offenders.User, did: str) -> str:
+        """What a process, or many together, did: 'tar (77) used 1.20 CPUs more'."""
+        one = f"{self.name(user.pid)} ({user.pid})"
+        if user.is_alone:
+            return f"{one} {did}"
+        whose = f"of {user.among}, {one} among them," if user.among else f"that {one} started"
+        return f"{user.processes} processes {whose} {did} together"
+
+    def offender_of(
+        self, user: offenders.User, did: str, share: float, since: str = " since then"
+    ) -> Offender:
+        """A process as offender, with what it did; or who started many, with what they did."""
+        evidence = f"{did}{since}" if user.is_alone else self.does(user, did)
+        return self.offender(user.pid, evidence, share)
 
     def offender(self, pid: int, evidence: str, share: float) -> Offender:
         """A process as offender."""
@@ -200,6 +231,7 @@ def _rates(moments: list[Moment]) -> dict[int, Rates]:
             cpu=each(it.usage.cpu_ns / 1e9 for it in its),
             disk_bytes=each(use.bytes for it in its for use in it.disk),
             disk_s=each(use.ns / 1e9 for it in its for use in it.disk),
+            disk_requests=each(use.count for it in its for use in it.disk),
             major_faults=each(it.usage.major_faults for it in its),
             reclaim_s=each(it.usage.reclaim_ns / 1e9 for it in its),
         )

@@ -8,6 +8,7 @@ import msgspec
 from sonde.diagnose.incident import Incident
 from sonde.diagnose.lost_time import family
 from sonde.diagnose.moments import CodePlace, Moment, ProcessMoment, Role, Window
+from sonde.diagnose.offenders import ancestors
 
 TICKS_BEFORE = 32
 """Moments before the suspicion that are kept, the last ones."""
@@ -57,6 +58,8 @@ def shrunk(window: Window) -> Window:
         place if number in used else empty for number, place in enumerate(window.places[:last])
     ]
     there = own | {pid for moment in (*before, *after) for pid in moment.processes}
+    # Who starts many that live for a moment may do nothing itself, and is named by theirs.
+    there |= {parent for pid in there for parent in ancestors(window, pid)}
     who = {pid: one for pid, one in window.who.items() if pid in there or one.is_kernel}
     return msgspec.structs.replace(window, before=before, after=after, places=places, who=who)
 

@@ -9,12 +9,12 @@ What to do: raise the quota, widen the set of CPUs, or move one of the two.
 
 from __future__ import annotations
 
-import msgspec
+from dataclasses import dataclass
 
 from sonde.diagnose.case import Case
-from sonde.diagnose.cpu_users import CpuUser, own_workers, users
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
 from sonde.diagnose.lost_time import Part
+from sonde.diagnose.offenders import User, share_of_first
 
 LEAST = 0.05
 """Seconds a second."""
@@ -28,6 +28,8 @@ TOGETHER = 0.3
 """The same of many processes of which none is an offender: one owner's add up to little always."""
 OF_LOST = 0.15
 """And this part of the time that the victim lost, of 1 s a second at most."""
+LEAST_MORE = 0.1
+"""CPUs more by which a worker, and the family, have to do more than before."""
 NAMED = 3
 """Other processes that evidence names."""
 AS_BEFORE = 0.3
@@ -80,21 +82,17 @@ def contention(case: Case) -> Candidate | None:
     if ready < LEAST or left < LEAST:
         return None
     evidence = [f"without a CPU for {ready:.2f} s more of each second"]
-    more = users(case)
-    took = sum(user.cpus for user in more if user.processes == 1)
+    more = case.cpu_users
     offender: Offender | None = None
     against: list[str] = []
     if _is_offence(more, left):
         first = more[0]
-        share = first.cpus / max(took, first.cpus)
-        offender = case.offender(first.pid, f"used {first.cpus:.2f} CPUs more since then", share)
-        if first.processes > 1:
-            offender = msgspec.structs.replace(offender, evidence=_together(case, first))
-            evidence.append(offender.evidence)
+        did = f"used {first.more:.2f} CPUs more"
+        offender = case.offender_of(first, did, share_of_first(more))
         evidence += [
-            f"{case.name(user.pid)} ({user.pid}) used {user.cpus:.2f} CPUs more"
+            case.does(user, f"used {user.more:.2f} CPUs more")
             for user in more[:NAMED]
-            if user.cpus >= OFFENCE and user.processes == 1
+            if user.more >= OFFENCE
         ]
     else:
         against.append("no other process used notably more CPU time")
@@ -110,19 +108,36 @@ def contention(case: Case) -> Candidate | None:
     )
 
 
-def _is_offence(more: list[CpuUser], lost: float) -> bool:
+def _is_offence(more: list[User], lost: float) -> bool:
     """Whether the first of them uses enough to be an offender. `lost`: what the victim lost."""
     if not more:
         return False
     least = max(OFFENCE, OF_LOST * min(lost, 1.0))
-    return more[0].cpus >= (least if more[0].processes == 1 else max(least, TOGETHER))
+    return more[0].is_enough(least, max(least, TOGETHER))
 
 
-def _together(case: Case, user: CpuUser) -> str:
-    """What many processes did."""
-    one = f"{case.name(user.pid)} ({user.pid})"
-    whose = f"of {user.among}, {one} among them," if user.among else f"that {one} started"
-    return f"{user.processes} processes {whose} used {user.cpus:.2f} CPUs more together"
+@dataclass(frozen=True, slots=True)
+class OwnWorkers:
+    """Processes that the victim started, which do more."""
+
+    pid: int
+    """Of the one that does most more."""
+    cpus: float
+    """CPUs more that all of the victim's family use."""
+
+
+def own_workers(case: Case) -> OwnWorkers | None:
+    """The process that the victim started that uses most more, with what all of the family use
+    more; None: they use no more than before, or less than others do."""
+    family = sum(case.grew("cpu", pid) for pid in case.own)
+    workers = {pid: case.grew("cpu", pid) for pid in sorted(case.own - {case.victim})}
+    most = max(workers, key=lambda pid: workers[pid], default=None)
+    if most is None or workers[most] < LEAST_MORE or family < LEAST_MORE:
+        return None
+    others = case.cpu_users
+    if others and others[0].more > family:
+        return None
+    return OwnWorkers(most, family)
 
 
 def _throttled(case: Case) -> tuple[float, int]:
@@ -170,10 +185,10 @@ def _is_crowded(case: Case, ready: float) -> bool:
     there are idle ones elsewhere."""
     if not _is_known(case) or _idle_elsewhere(case) < LEAST_IDLE:
         return False
-    more = users(case)
+    more = case.cpu_users
     used = sum(case.last.cpu_busy.get(cpu, 0.0) for cpu in case.last.allowed)
     own = sum(case.after[pid].cpu for pid in case.own if pid in case.after)
-    return _is_offence(more, ready) and more[0].cpus <= used - own + SLACK
+    return _is_offence(more, ready) and more[0].more <= used - own + SLACK
 
 
 def _idle_elsewhere(case: Case) -> float:

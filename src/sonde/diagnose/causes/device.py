@@ -12,7 +12,8 @@ What to do: see the next step of each.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sonde.diagnose import device_calls
@@ -20,11 +21,12 @@ from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
 from sonde.diagnose.lost_time import Part
 from sonde.diagnose.moments import DeviceShare, DeviceUse, Moment
+from sonde.diagnose.offenders import User
 
 LEAST = 0.05
 """Seconds a second."""
-BUSIER = 0.08
-"""An offender's share of a device rises by at least this."""
+BUSIER, TOGETHER_BUSIER = 0.08, 0.24
+"""An offender's share of a device rises by at least this: of one process, of many together."""
 DRAM_BUSY, DRAM_ROSE = 0.5, 0.12
 """Memory of a device that moves this part of its most, and this much more than before, is what is
 lacking."""
@@ -33,11 +35,11 @@ LINK_BYTES = 1e9
 LINK_FELL = 0.85
 """Part of these that is left."""
 LINK_OFFENCE = 0.3
-"""An offender copies more by at least this part of them."""
+"""An offender copies more by at least this part of them, one process or many together."""
 FULL = 0.9
 """Of a device's memory."""
-TOOK = 0.03
-"""Part of a device's memory by which another process's share rose."""
+TOOK, TOGETHER_TOOK = 0.03, 0.09
+"""Part of a device's memory by which an offender's share rose: of one process, of many together."""
 RETRIES = 4.0
 """Calls a second more that take memory, and that give it back."""
 MIGRATED_BYTES = 3e8
@@ -48,6 +50,8 @@ SETTLES_NS = 200_000_000
 """What was read this soon after the change is still of both times."""
 READ_NS = 1_000_000_000
 """Counters are read this often: what was read sooner after the change is partly of before."""
+TOGETHER_NS = 250_000_000
+"""What was read of processes within this time is one reading of all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +73,17 @@ def contention(case: Case) -> Candidate | None:
     offender = _busiest(case)
     if lost < LEAST or offender is None:
         return None
-    pid, rise, device = offender
+    user, device = offender
+    did = f"used {user.more:.0%} of the device more"
     evidence = [
         f"its calls of the device take {lost:.2f} s more of each second",
-        f"{case.name(pid)} ({pid}) used {rise:.0%} of the device more",
+        case.does(user, did),
     ]
     dram = _device(case, device, "dram_active")
     by_memory = dram.after >= DRAM_BUSY and dram.rise >= DRAM_ROSE
     if by_memory:
         evidence.append(f"the device's memory moves {dram.after:.0%} of its most, {dram.rise:+.0%}")
-    who = case.offender(pid, f"used {rise:.0%} of the device more since then", 1.0)
+    who = case.offender_of(user, did, 1.0)
     cause = FaultCause.DRAM_CONTENTION if by_memory else FaultCause.DEVICE_CONTENTION
     step = "Give each of them a device, or a part of one (MIG), or run them in turn."
     share = case.lost.share(Part.DEVICE, Part.STEPS)
@@ -91,21 +96,16 @@ def link(case: Case) -> Candidate | None:
     was, now = device_calls.copied(before), device_calls.copied(after)
     if was < LINK_BYTES or now > LINK_FELL * was or case.lost.parts.get(Part.DEVICE, 0.0) < LEAST:
         return None
-    rises = []
-    for pid in case.others():
-        theirs = [
-            device_calls.copied(device_calls.rates(side, pid))
-            for side in (case.window.before, case.window.after)
-        ]
-        rises.append((theirs[1] - theirs[0], pid))
-    rise, pid = max(rises, default=(0.0, 0))
-    if rise < LINK_OFFENCE * was:
+    least = LINK_OFFENCE * was
+    user = next(iter(case.users(_copied(case.window.before), _copied(case.window.after))), None)
+    if user is None or not user.is_enough(least, least):
         return None
+    did = f"copied {user.more / 1e9:.1f} GB/s more"
     evidence = (
         f"it copied {now / 1e9:.1f} GB/s between host and device, {was / 1e9:.1f} before",
-        f"{case.name(pid)} ({pid}) copied {rise / 1e9:.1f} GB/s more",
+        case.does(user, did),
     )
-    who = case.offender(pid, f"copied {rise / 1e9:.1f} GB/s more since then", 1.0)
+    who = case.offender_of(user, did, 1.0)
     share = min(1.0, case.lost.share(Part.DEVICE, Part.STEPS) * 1.05)  # ahead of use of the device
     step = "Place the two on devices behind different links, or copy less."
     return Candidate(FaultCause.PCIE_CONTENTION, share, evidence, (), who, step)
@@ -137,14 +137,12 @@ def memory(case: Case) -> Candidate | None:
         f"{used:.0%} of the device's memory is in use",
     ]
     total = max(use.memory_total for use in _after(case, {device}))
-    rises = [
-        (_share(case, pid, device, "memory_bytes").rise, pid) for pid in _on_device(case, device)
-    ]
-    rise, pid = max(rises, default=(0.0, 0))
+    user = next(iter(_users(case, device, "memory_bytes")), None)
     who: Offender | None = None
-    if rise >= TOOK * total:
-        who = case.offender(pid, f"took {rise / 1e9:.1f} GB of the device's memory", 1.0)
-        evidence.append(f"{case.name(pid)} ({pid}) took {rise / 1e9:.1f} GB of it")
+    if user is not None and user.is_enough(TOOK * total, TOGETHER_TOOK * total):
+        took = f"took {user.more / 1e9:.1f} GB"
+        who = case.offender_of(user, f"{took} of the device's memory", 1.0, since="")
+        evidence.append(case.does(user, f"{took} of it"))
     share = case.lost.share(Part.MEMORY, Part.DEVICE, Part.STEPS)
     step = "Make room on the device, or have the program's allocator keep what it takes."
     return Candidate(FaultCause.DEVICE_MEMORY, share, tuple(evidence), (), who, step)
@@ -219,15 +217,15 @@ def _goes_on(case: Case) -> bool:
     return any(it is not None and it.calls for it in last)
 
 
-def _busiest(case: Case) -> tuple[int, float, str] | None:
-    """The other process whose use of a device of the victim rose most: pid, rise, device."""
+def _busiest(case: Case) -> tuple[User, str] | None:
+    """Whose use of a device of the victim rose most, and which device that is."""
     found = [
-        (_share(case, pid, device, "busy").rise, pid, device)
-        for device in _devices_of(case)
-        for pid in _on_device(case, device)
+        (user, device)
+        for device in sorted(_devices_of(case))
+        for user in _users(case, device, "busy")[:1]
+        if user.is_enough(BUSIER, TOGETHER_BUSIER)
     ]
-    rise, pid, device = max(found, default=(0.0, 0, ""))
-    return (pid, rise, device) if rise >= BUSIER else None
+    return max(found, key=lambda it: it[0].more, default=None)
 
 
 def _devices_of(case: Case) -> set[str]:
@@ -251,21 +249,45 @@ def _on_device(case: Case, device: str) -> set[int]:
     }
 
 
-def _share(case: Case, pid: int, device: str, name: str) -> _Sides:
-    """What a process uses of a device, on average. Nothing before where it was not there."""
-
-    def values(moments: Iterable[Moment]) -> list[DeviceShare]:
-        shares = (it for moment in moments if (one := moment.processes.get(pid))
-                  for it in one.devices)  # fmt: skip
-        return [it for it in shares if it.device == device and getattr(it, name) >= 0]
-
+def _users(case: Case, device: str, name: str) -> list[User]:
+    """Others by how much more they use of a device: `name` is a field of `DeviceShare`, and has the
+    unit. After: in the reading in which they use most together. Before: on average; of those that
+    have ended over all readings, as another may have come where one went."""
     began_ns = _began_ns(case)
-    everything = values((*case.window.before, *case.window.after))
-    before = [getattr(it, name) for it in everything if it.time_ns <= began_ns]
-    after = [getattr(it, name) for it in everything if it.time_ns > began_ns + SETTLES_NS]
-    if not after:
-        return _Sides(-1.0, -1.0)
-    return _Sides(statistics.fmean(before) if before else 0.0, max(after))
+    earlier: dict[int, dict[int, float]] = defaultdict(dict)
+    later: dict[int, dict[int, float]] = defaultdict(dict)
+    for pid, share in _shares(case, device):
+        value = getattr(share, name)
+        is_later = share.time_ns > began_ns + SETTLES_NS
+        if value >= 0 and (is_later or share.time_ns <= began_ns):
+            reading = (later if is_later else earlier)[share.time_ns // TOGETHER_NS]
+            reading[pid] = max(value, reading.get(pid, 0.0))
+    if not later:
+        return []
+    most = max(later.values(), key=lambda reading: sum(reading.values()))
+    there: dict[int, list[float]] = defaultdict(list)
+    for reading in earlier.values():
+        for pid, value in reading.items():
+            there[pid].append(value)
+    before = {
+        pid: sum(values) / (len(values) if pid in case.after else len(earlier))
+        for pid, values in there.items()
+    }
+    return case.users(before, most)
+
+
+def _shares(case: Case, device: str) -> Iterator[tuple[int, DeviceShare]]:
+    """What others use of a device, with their pids."""
+    for moment in (*case.window.before, *case.window.after):
+        for pid, one in moment.processes.items():
+            if pid not in case.own:
+                yield from ((pid, it) for it in one.devices if it.device == device)
+
+
+def _copied(moments: Sequence[Moment]) -> dict[int, float]:
+    """Bytes a second between host and device, by pid."""
+    pids = {pid for moment in moments for pid, one in moment.processes.items() if one.calls}
+    return {pid: device_calls.copied(device_calls.rates(moments, pid)) for pid in pids}
 
 
 def _device(case: Case, device: str, name: str) -> _Sides:

@@ -9,9 +9,10 @@ What to do: raise the limit, move one of the two, or sync less often.
 
 from __future__ import annotations
 
-from sonde.diagnose.case import Case
+from sonde.diagnose.case import Case, Rates
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
 from sonde.diagnose.lost_time import Part
+from sonde.diagnose.offenders import User, share_of_first
 
 LEAST = 0.05
 IN_DEVICE = 0.5
@@ -25,10 +26,12 @@ MANY_SYNCS = 10.0
 """From this many times as many on, what steps lose beyond all waits is due to them in part: a sync
 takes CPU time, too, and what it writes was written before."""
 NO_WAITS = (Part.STEPS, Part.CPU)
-OFFENCE_BYTES = 2e6
-"""Bytes a second more on disks that make an offender."""
-OFFENCE_TIME = 0.1
-"""Or request time, s a second."""
+OFFENCE_BYTES, TOGETHER_BYTES = 2e6, 6e6
+"""Bytes a second more on disks that make an offender: of one process, of many together."""
+OFFENCE_TIME, TOGETHER_TIME = 0.1, 0.3
+"""Or time of the requests that they make more, s a second."""
+NAMED = 3
+"""Others that evidence names."""
 
 
 def throttle(case: Case) -> Candidate | None:
@@ -56,32 +59,73 @@ def contention(case: Case) -> Candidate | None:
     lost = _lost(case)
     if lost < LEAST:
         return None
-    more = sorted(
-        ((case.grew("disk_bytes", pid), pid) for pid in case.others()
-         if case.grew("disk_bytes", pid) >= OFFENCE_BYTES
-         or case.grew("disk_s", pid) >= OFFENCE_TIME),
-        reverse=True,
-    )  # fmt: skip
+    by_bytes, by_time = _by_bytes(case), _by_time(case)
+    moved = [it for it in by_bytes if it.is_enough(OFFENCE_BYTES, TOGETHER_BYTES)]
+    asked = [it for it in by_time if it.is_enough(OFFENCE_TIME, TOGETHER_TIME)]
     was, now = _per_request(case, before=True), _per_request(case, before=False)
-    if not more:
+    if not moved and not asked:
         return None
-    size, pid = more[0]
     # Its own requests are slower, or its device is full of theirs.
     slower = now > 1.3 * was if was else now > 0  # by more than requests vary anyway
     share = case.lost.share(Part.DISK, Part.SYNC) * (1.0 if slower else 0.3)
     offender: Offender | None = None
     if slower:
-        took = sum(grew for grew, _ in more)
-        seconds = case.grew("disk_s", pid)
-        text = f"{size / 1e6:.1f} MB/s and {seconds:.2f} s of requests a second more"
-        offender = case.offender(pid, text, size / max(took, 1.0))
+        # Many that use more together than each of those who use enough may be to blame: then nobody
+        # is named.
+        if by_bytes and by_bytes[0] in moved:
+            first = by_bytes[0]
+            offender = _offender(case, by_bytes, first.more, _sum(case, "disk_s", first))
+        elif by_time and by_time[0] in asked:
+            first = by_time[0]
+            offender = _offender(case, by_time, _sum(case, "disk_bytes", first), first.more)
+    known = {it.pid for it in moved}
+    named = [case.does(it, f"moved {it.more / 1e6:.1f} MB/s more") for it in moved]
+    named += [
+        case.does(it, f"made requests that took {it.more:.2f} s more of each second")
+        for it in asked
+        if it.pid not in known
+    ]
     evidence = (
         f"waited {lost:.2f} s more of each second for files",
         f"a request took {now * 1e3:.2f} ms, before {was * 1e3:.2f}",
-        *(f"{case.name(one)} ({one}) moved {grew / 1e6:.1f} MB/s more" for grew, one in more[:3]),
+        *named[:NAMED],
     )
     step = "Give one of the two another device, or limit the other."
     return Candidate(FaultCause.DISK_CONTENTION, share, evidence, (), offender, step)
+
+
+def _offender(case: Case, users: list[User], size: float, seconds: float) -> Offender:
+    """The first of the users. `size`: bytes a second more that it moves; `seconds`: time of its
+    requests, s a second more."""
+    did = f"{size / 1e6:.1f} MB/s and {seconds:.2f} s of requests a second more"
+    if not users[0].is_alone:
+        did = f"moved {did}"
+    return case.offender_of(users[0], did, share_of_first(users), since="")
+
+
+def _sum(case: Case, field: str, user: User) -> float:
+    """By how much a rate (a field of `Rates`) rose, of all its processes together."""
+    return sum(case.grew(field, pid) for pid in user.pids)
+
+
+def _by_bytes(case: Case) -> list[User]:
+    """Others by the bytes a second that they move more."""
+    before, after = (
+        {pid: rates.disk_bytes for pid, rates in side.items()} for side in (case.before, case.after)
+    )
+    return case.users(before, after)
+
+
+def _by_time(case: Case) -> list[User]:
+    """Others by the time, s a second, of the requests that they make more. Who makes as many as
+    before, which take longer, suffers like the victim."""
+    before = {pid: it.disk_s for pid, it in case.before.items() if pid not in case.after}
+    after: dict[int, float] = {}
+    for pid, rates in case.after.items():
+        was = case.before.get(pid, Rates()).disk_requests
+        more = max(0.0, rates.disk_requests - was)
+        after[pid] = rates.disk_s * more / rates.disk_requests if more else 0.0
+    return case.users(before, after)
 
 
 def fsync(case: Case) -> Candidate | None:

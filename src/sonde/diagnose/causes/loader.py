@@ -9,8 +9,7 @@ What to do: more workers, or faster ones; look at what they wait for.
 from __future__ import annotations
 
 from sonde.diagnose.case import OWN, Case
-from sonde.diagnose.causes.cpu import by_quota, is_narrowed
-from sonde.diagnose.cpu_users import own_workers
+from sonde.diagnose.causes.cpu import by_quota, is_narrowed, own_workers
 from sonde.diagnose.incident import Candidate, FaultCause
 from sonde.diagnose.lost_time import Part
 
