@@ -38,7 +38,7 @@ from bench.tools import TOOLS, Tool, require_root
 
 LOADS = (
     "python", "mappings", "locks", "server", "threads", "files", "switches-20k", "switches-200k",
-    "forks",
+    "forks", "device-calls",
 )  # fmt: skip
 ARMS = ("nothing", "nothing again", "attached", "record -p", "record")
 FURTHER = ("record --device-time", "record --memory")

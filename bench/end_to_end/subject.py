@@ -19,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 GROUPS: Final = Path("/sys/fs/cgroup")
 PERIOD_US: Final = 100_000
 SWITCHES: Final = {"switches-20k": 20_000, "switches-200k": 200_000}
+CALLS: Final = "device-calls"
 SLOT_BYTES: Final = 64
 START_S: Final = 120.0
 """A load has done its first unit by then: PyTorch is imported, a graph captured."""
@@ -69,6 +70,16 @@ class Quota:
                 return
 
 
+def _built(folder: Path, name: str) -> str:
+    """The program bench/loads/NAME.c, compiled once in a folder."""
+    program = folder / name
+    if not program.exists():
+        options = ["-O2", "-g", "-fno-omit-frame-pointer", "-pthread"]
+        source = ROOT / f"bench/loads/{name}.c"
+        subprocess.run(["cc", *options, "-o", program, source, "-lm"], check=True)
+    return str(program)
+
+
 class Subject:
     """One process of a load, stopped (SIGSTOP) unless its trial runs."""
 
@@ -78,11 +89,9 @@ class Subject:
         self._has_busy = name in SWITCHES
         command = [sys.executable, "-m", "bench.end_to_end.load", name, str(self._file)]
         if self._has_busy:
-            program = folder / "switches"
-            if not program.exists():
-                source = ROOT / "bench/loads/switches.c"
-                subprocess.run(["cc", "-O2", "-pthread", "-o", program, source, "-lm"], check=True)
-            command = [str(program), str(self._file), "1", str(SWITCHES[name])]
+            command = [_built(folder, "switches"), str(self._file), "1", str(SWITCHES[name])]
+        if name == CALLS:
+            command = [_built(folder, "device_steps"), "0", str(self._file)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, start_new_session=True, stdout=subprocess.DEVNULL,
             preexec_fn=quota.enter if quota else None,

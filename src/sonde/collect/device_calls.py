@@ -28,6 +28,7 @@ from sonde.collect.kernel import (
 )
 from sonde.collect.mapped_files import FileKey
 from sonde.collect.plain_files import PlainFiles
+from sonde.collect.probe_duty import DutyCycle, What, Who
 from sonde.collect.probes import Probes
 from sonde.collect.waiting_files import FileBudget
 from sonde.model.calls import STATUS_UNKNOWN
@@ -50,9 +51,9 @@ PARTY_DIVISOR: Final = 16
 container up to a sixteenth (bpf/share.h). The time from drain to drain touches two such seconds."""
 _LARGEST = 2**62 - 1
 """Rows with larger numbers are left out when a capture is read (query/validation.py)."""
-_What = tuple[str, str, str, str, int]
-"""Function, API, operation, direction, status."""
-_OTHER: Final[_What] = ("other", "", "", "", 0)
+MOST_ENDED: Final = 4_096
+"""Processes that ended, whose calls may still have to be accounted for."""
+_OTHER: Final[What] = ("other", "", "", "", 0)
 """Of the row that counts calls for which there was no room by thread or by process."""
 
 
@@ -97,6 +98,9 @@ class DeviceCalls(Collector):
         self._iterators = Iterators(self._bpf)
         apis = tuple(apis)
         self._probes = Probes(self._bpf, apis, launches, budget, has_multi=has_uprobe_multi())
+        self._duty = DutyCycle(self._probes, budget)
+        self._ended_s: dict[int, float] = {}
+        """When processes ended (monotonic), while probes are on in turns."""
         self._discovery = Discovery(apis, self._probes, pids, files_budget, plain_files)
         self._scan: int | None = None
         self._exit: int | None = None
@@ -121,6 +125,11 @@ class DeviceCalls(Collector):
     def on_process_events(self, events: Sequence[ProcessEvent]) -> None:
         """Look at what processes map now, and note which of them have ended."""
         self._discovery.on_process_events(events)
+        if self._duty:
+            for event in events:
+                is_end = isinstance(event, _native.ExitEvent) and event.pid == event.tid
+                if is_end and len(self._ended_s) < MOST_ENDED:
+                    self._ended_s[event.pid] = event.time_ns / 1e9
 
     def on_events_lost(self) -> None:
         """Look at what is mapped now instead."""
@@ -144,13 +153,15 @@ class DeviceCalls(Collector):
         """Totals of each thread by call, weighted stacks, single calls. `to_the_end`: with the time
         so far of calls that have not returned."""
         batch = Batch()
+        self._duty.end_turn()
         hits = self._new_hits()
         if hits is not None:
             if to_the_end and self._scan is not None:
                 self._iterators.run(self._scan)
-            self._add_rows(batch, since_ns, self._bpf.drain("device_calls"))
+            counted = self._add_rows(batch, since_ns, self._bpf.drain("device_calls"), to_the_end)
             self._add_spans(batch, since_ns)
             self._charge(hits)
+            self._duty.charge(counted, hits)
         self._discovery.tidy()
         for notice in self._probes.notices:
             value = float(notice.value)
@@ -191,34 +202,53 @@ class DeviceCalls(Collector):
         """Kernel memory held."""
         return self._bpf.map_bytes()
 
-    def _add_rows(self, batch: Batch, since_ns: int, rows: list[_native.Row]) -> None:
-        totals: dict[tuple[_What, tuple[int, int, int]], list[int]] = {}
+    def _add_rows(
+        self, batch: Batch, since_ns: int, rows: list[_native.Row], to_the_end: bool
+    ) -> dict[tuple[int, What, Who], list[int]]:
+        """Add totals and weights, also of calls that were not counted. Returns what was counted:
+        calls, ns, bytes, calls within them."""
+        totals: dict[tuple[What, Who], list[int]] = {}
+        counted: dict[tuple[int, What, Who], list[int]] = {}
         for row in rows:
-            pid, tid, start, stack_id, index, status, number, flags, count, _, ns, size, *more = row
-            weight_count, weight_ns, weight_bytes, max_ns = more
+            pid, tid, start, stack_id, index, status, number, flags, count, *more = row
+            nested, ns, size, weight_count, weight_ns, weight_bytes, max_ns = more
             if flags & CALL_GOING_ON and not self._probes.is_on(index):
                 continue  # its return is not seen any more: it would go on for ever
             start_ns = start - start % START_UNIT_NS
             who = (pid, start_ns, tid)
             batch.threads.add(who)
             batch.seen += count if status != STATUS_UNKNOWN else 0  # such calls give no span
-            what: _What = _OTHER
+            what: What = _OTHER
+            times = of_stacks = 1.0
             if pid:
                 call = self._probes.sites[index].call
                 what = (call.function, call.api, call.op, call.direction_of(number), status)
-            total = totals.setdefault((what, who), [0, 0, 0, 0])
-            total[0] += count
-            total[1] += ns
-            total[2] += size
-            total[3] = max(total[3], max_ns)
+                times, of_stacks = self._duty.factors(index)
+                raw = counted.setdefault((index, what, who), [0, 0, 0, 0])
+                for at, new in enumerate((count, ns, size, nested)):
+                    raw[at] += new
+            sums = [count, ns, size]
+            if times != 1:
+                sums = [round(number * times) for number in sums]
+            _add(totals, (what, who), sums, max_ns)
             if weight_count:
-                weights = (float(weight_count), float(weight_ns), float(weight_bytes))
+                weights = (
+                    weight_count * of_stacks,
+                    weight_ns * of_stacks,
+                    weight_bytes * of_stacks,
+                )
                 batch.add("sample", (since_ns, "device", what[0], *who, stack_id, *weights))
                 batch.stacks[stack_id] = (pid, start_ns)
+        if to_the_end:
+            for what, who, unseen in self._duty.unseen(self._ended_s):
+                batch.threads.add(who)
+                _add(totals, (what, who), unseen, 0)
+            self._ended_s.clear()
         for (what, who), total in totals.items():
             count, ns, size, max_ns = (min(number, _LARGEST) for number in total)
-            sums = (count, ns, size, max_ns, 0, 0)
-            batch.add("activity", (since_ns, "device", *what, *who, *sums))
+            numbers = (count, ns, size, max_ns, 0, 0)
+            batch.add("activity", (since_ns, "device", *what, *who, *numbers))
+        return counted
 
     def _add_spans(self, batch: Batch, since_ns: int) -> None:
         ring = self._bpf.drain_ring("call_spans", "call_span", SPANS_A_TICK)
@@ -279,3 +309,16 @@ class DeviceCalls(Collector):
         new = {n: now[n] - self._hits.get(n, 0) for n in numbers}
         self._hits = now
         return new
+
+
+def _add(
+    totals: dict[tuple[What, Who], list[int]],
+    to: tuple[What, Who],
+    sums: Sequence[int],
+    max_ns: int,
+) -> None:
+    """Add calls, ns and bytes to a total, whose fourth number is the longest call's ns."""
+    total = totals.setdefault(to, [0, 0, 0, 0])
+    for at, number in enumerate(sums):
+        total[at] += number
+    total[3] = max(total[3], max_ns)

@@ -145,6 +145,8 @@ class Probes:
         self.sites: dict[int, Site] = {}
         """By index; those taken off stay until the index is used again."""
         self.notices: list[Notice] = []
+        self.in_turns: set[tuple[FileKey, int]] = set()
+        """Places (file, offset) that are on for a part of the time (`probe_duty`)."""
         self._kept_on: dict[FileKey, float] = {}
         """Files whose sites over the budget could not be taken off, until when (monotonic s) it is
         not tried again."""
@@ -318,13 +320,15 @@ class Probes:
         alone: dict[FileKey, int] = {}
         lonely: dict[FileKey, list[Site]] = {}
         for key, site in sites:
+            if (key, site.offset) in self.in_turns:
+                continue
             for party in self._budget.paused(site.index):
                 if key not in alone:
                     alone[key] = self._only_user(key, party)
                 if alone[key] == party != procfs.NOBODY:
                     lonely.setdefault(key, []).append(site)
         for key, found in lonely.items():
-            if not self._may_come_off(key):
+            if not self.may_come_off(key):
                 continue
             self._took_off_s = now_s
             taken = self._taken_off.setdefault(key, {})
@@ -368,7 +372,7 @@ class Probes:
             del self._taken_off[key]
         self._attach_all(self._files[key], sites)
 
-    def _may_come_off(self, key: FileKey) -> bool:
+    def may_come_off(self, key: FileKey) -> bool:
         """Whether nobody keeps the kernel waiting; reported where somebody does."""
         now_s = time.monotonic()
         if now_s < self._kept_on.get(key, 0.0):
@@ -397,6 +401,60 @@ class Probes:
         self._attach_all(file, renewed)
         self._detach(file, *(link for link in old if link in file.links))
 
+    def take_off_together(self, *groups: Sequence[tuple[FileKey, Site]]) -> float | None:
+        """Take sites of several files off, a group after the other. A group shares the kernel's
+        grace period where its links have no other sites. Returns when the last group began to come
+        off (monotonic s): its calls are not seen from then on, though it takes the kernel longer.
+        None, and nothing is done, where a process keeps the kernel waiting."""
+        if not all(self.may_come_off(key) for key in {key for it in groups for key, _ in it}):
+            return None
+        began_s = time.monotonic()
+        for group in groups:
+            by_file: dict[FileKey, list[Site]] = {}
+            for key, site in group:
+                by_file.setdefault(key, []).append(site)
+            began_s = time.monotonic()
+            whole = {key: self._links_of(key, sites) for key, sites in by_file.items()}
+            self._bpf.detach_all([link for links in whole.values() for link in links])
+            for key, links in whole.items():
+                self._forget(self._files[key], *links)
+        return began_s
+
+    def _links_of(self, key: FileKey, sites: Sequence[Site]) -> list[int]:
+        """The links that have none but sites at these places. Sites on others come off here; they
+        may have another index by now (`take_off`)."""
+        gone = {site.offset for site in sites}
+        links, mixed = [], []
+        for link, on_link in self._files[key].links.items():
+            if all(site.offset in gone for site in on_link):
+                links.append(link)
+            else:
+                mixed += [site for site in on_link if site.offset in gone]
+        if mixed:
+            self.take_off(key, *mixed)
+        return links
+
+    def put_on(
+        self, *groups: Sequence[tuple[FileKey, Site]]
+    ) -> tuple[list[tuple[FileKey, Site]], float] | None:
+        """Attach sites that were taken off, a group after the other; they have other indices then.
+        Also when the first group was on (monotonic s). None where a process keeps the kernel
+        waiting, or for want of indices."""
+        keys = dict.fromkeys(key for group in groups for key, _ in group)
+        if len(self._free) < sum(map(len, groups)) or any(
+            self._locks.holder(it[INODE]) for it in keys
+        ):
+            return None
+        renewed: list[tuple[FileKey, Site]] = []
+        on_s: list[float] = []
+        for group in groups:
+            for key in keys:
+                sites = [self._new_site(site) for of, site in group if of == key]
+                self._attach_all(self._files[key], sites)
+                renewed += [(key, site) for site in sites]
+            on_s.append(time.monotonic())
+        return renewed, on_s[0]
+
     def is_on(self, index: int) -> bool:
         """Whether the site of this number has its probes."""
         return index in self._on
@@ -404,7 +462,7 @@ class Probes:
     def drop(self, keys: Iterable[FileKey]) -> set[FileKey]:
         """Take all probes off files, together: the kernel needs a tenth of a second to remove those
         of one. Returns the files on which they do not have to stay for now."""
-        dropped = {key for key in keys if self._may_come_off(key)}
+        dropped = {key for key in keys if self.may_come_off(key)}
         files = [self._files.pop(key) for key in dropped]
         self._bpf.detach_all([link for file in files for link in file.links])
         for key, file in zip(dropped, files, strict=True):
