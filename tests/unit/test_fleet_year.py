@@ -4,6 +4,7 @@
 import math
 import random
 import re
+import time
 from bisect import bisect_left
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from fractions import Fraction
 import pytest
 
 from sonde.cli.main import main
+from sonde.errors import UsageError
 from sonde.fleet.budget import (
     YEAR_S,
     authorize_release,
@@ -159,3 +161,17 @@ def test_page_table_and_trial_print_what_is_spent(tmp_path, capsys):
     new = ["fleet", "aggregate", "--new", str(tmp_path / "t"), "--nodes", "2", "--tenants", "1"]
     assert main([*new, "--release-hours", "168"]) == 0
     assert re.search(r"^53 releases a year at ε = 8 per gpu", capsys.readouterr().out, re.M)
+
+
+def test_a_schedule_of_seconds_has_its_ledger_at_once():
+    """A task file comes from another party."""
+    task = replace(small_task(budget=8.0), period_s=1, release_s=1)
+    began = time.process_time()
+    assert ledger_of(task, [0]).yearly == 365 * 86_400
+    assert time.process_time() - began < 1
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e300])
+def test_noise_beyond_all_reason_is_refused(scale):
+    with pytest.raises(UsageError, match="scale"):
+        replace(small_task(budget=8.0).privacy, scale=scale)

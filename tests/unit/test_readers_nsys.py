@@ -364,3 +364,28 @@ def test_all_that_is_kept_is_accounted_for(export: Export, monkeypatch, add) -> 
     export.database.close()
     taken_bytes, held_bytes = charged(nsys_sqlite, export.path, monkeypatch)
     assert taken_bytes < held_bytes
+
+
+@pytest.mark.parametrize("name", ["_v1" * 5_000 + "x", "sem_" * 4_000])
+def test_a_name_that_patterns_take_the_square_of_costs_each_row_little(tmp_path, name):
+    export = Export(tmp_path / "a.sqlite")
+    export.rows("StringIds", (9, name))
+    export.kernel(1_000, 2_000, 500)
+    for start in range(2_000, 4_000):
+        export.call(start, start + 1, 9)
+        export.rows("OSRT_API", (start, start + 1, GLOBAL_TID, 9))
+    export.database.commit()
+    began = time.process_time()
+    assert len(nsys_sqlite.read(export.path).device) == 1
+    assert time.process_time() - began < 3
+
+
+def test_a_schema_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "a.sqlite"
+    database = sqlite3.connect(path)
+    database.execute("CREATE TABLE AAAA (a)")
+    database.commit()
+    database.close()
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE AAAA", b"CREATE TABLX AA\xb6A"))
+    with pytest.raises(NotACapture):
+        nsys_sqlite.read(path)

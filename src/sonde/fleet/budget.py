@@ -11,7 +11,7 @@ is rounded up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sonde.errors import SondeError
 from sonde.fleet.noise import composed_epsilon, exact_loss, format_rounded_up
@@ -86,13 +86,12 @@ def ledger_of(task: Task, starts_s: Sequence[int]) -> Ledger:
     yearly = releases_a_year(task.release_s)
     entries = [entry_for(task, start_s) for start_s in sorted(set(starts_s))]
     single = entry_for(task, 0)
-    year = [replace(single, start_s=number * task.release_s) for number in range(yearly)]
     units: tuple[Unit, Unit] = ("gpu", "tenant")
     costs = {
         unit: UnitCost(
             worst_year([single], unit, privacy.delta),
             worst_year(entries, unit, privacy.delta),
-            worst_year(year, unit, privacy.delta),
+            epsilon([single], unit, privacy.delta, yearly),
         )
         for unit in units
     }
@@ -112,14 +111,18 @@ def entry_for(task: Task, start_s: int) -> LedgerEntry:
     return LedgerEntry(start_s, *losses)
 
 
-def epsilon(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float | None:
-    """The composed epsilon at delta; None if some release leaves the unit unbounded."""
+def epsilon(
+    entries: Sequence[LedgerEntry], unit: Unit, delta: float, times: int = 1
+) -> float | None:
+    """The composed epsilon at delta, of each release so many times; None if some release leaves the
+    unit unbounded."""
     losses = [entry.loss(unit) for entry in entries]
     rhos = [exact_loss(rho) for rho, _ in losses if rho is not None]
     if len(rhos) < len(losses):
         return None
     pure = [exact_loss(e) for _, e in losses if e is not None]
-    return composed_epsilon(sum(rhos), sum(pure) if len(pure) == len(losses) else None, delta)
+    all_pure = times * sum(pure) if len(pure) == len(losses) else None
+    return composed_epsilon(times * sum(rhos), all_pure, delta)
 
 
 def worst_year(entries: Sequence[LedgerEntry], unit: Unit, delta: float) -> float | None:

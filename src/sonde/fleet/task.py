@@ -59,6 +59,8 @@ class Privacy:
         for name in ("scale", "budget"):
             value = getattr(self, name)
             _require(_is_number(value) and 0 < value < math.inf, name, value, "above 0")
+        low, high = _SCALES
+        _require(low <= self.scale <= high, "scale", self.scale, f"from {low:g} to {high:g}")
         _require(_is_number(self.delta) and 0 < self.delta < 1, "delta", self.delta, "from 0 to 1")
         cap = self.tenant_cap
         _require(cap is None or (_is_int(cap) and cap > 0), "tenant_cap", cap, "from 1 on")
@@ -79,6 +81,7 @@ def _require(holds: bool, name: str, value: object, wanted: str) -> None:
 
 _MAX_BUCKETS = 1 << 20
 _MAX_SAMPLES = 1 << 16
+_SCALES = (1e-6, 1e12)
 """Bounds: a task file comes from another party, and must not cause any amount of memory and time.
 """
 

@@ -35,6 +35,8 @@ REMEDIES: Mapping[SpinningPool, str] = {
 }
 """How the pool's threads are limited, in the environment that the program is started with."""
 
+MOST_CHARS = 256
+"""Of a name that is looked at: it is the program's choice, and some patterns take its square."""
 YIELDS = ("sched_yield", "do_sched_yield", "__sched_yield")
 """Functions by which a thread gives its CPU to others."""
 _OPENBLAS_BINARY = re.compile(r"^lib(scipy_)?openblas|^libf?blas\b|^liblapack\b")
@@ -71,6 +73,7 @@ def pool_that_spins(binary: str, function: str) -> int:
 
     What has no name in the library of an OpenMP runtime waits: such a library computes nothing.
     """
+    binary, function = binary[:MOST_CHARS], function[:MOST_CHARS]
     if _OPENBLAS_SERVER.match(function):
         return 1 + POOLS.index(SpinningPool.OPENBLAS)
     pool = pool_of_library(binary)

@@ -79,6 +79,8 @@ _ID_BITS: Final = 24
 thread."""
 _SUFFIX: Final = re.compile(r"(_v\d+|_ptsz|_ptds)+$")
 """Of names of CUDA's functions: 'cudaLaunchKernel_v7000'."""
+_MOST_CHARS: Final = 128
+"""Of a function's name that is looked at: some patterns take the square of it."""
 _NVTX_RANGES: Final = (59, 60)
 """NvtxPushPopRange, NvtxStartEndRange."""
 _STREAM_WAIT_EVENT: Final = 2
@@ -138,7 +140,7 @@ def read(path: Path) -> Timeline:
                 return _Reader(database, budget).timeline()
             finally:
                 database.close()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise NotACapture(
                 f"{path} cannot be read as a database: {error}", "export it again: nsys export"
             ) from error
@@ -340,7 +342,7 @@ class _Reader:
 
     def _calls(self, into: EventColumns) -> None:
         def add(row: dict[str, object], start: int, end: int) -> None:
-            name = _SUFFIX.sub("", self._name(row["nameId"]))
+            name = _SUFFIX.sub("", self._name(row["nameId"])[:_MOST_CHARS])
             kind = call_kind(name)
             if kind == CallKind.OTHER:
                 return
@@ -375,7 +377,7 @@ class _Reader:
         }
 
         def add(row: dict[str, object], start: int, end: int) -> None:
-            function = self._name(row["nameId"])
+            function = self._name(row["nameId"])[:_MOST_CHARS]
             found = next((one for one in _WAITS if one[0].search(function)), None)
             if found is None:
                 return
