@@ -386,6 +386,7 @@ def test_a_schema_that_is_no_text_is_refused(tmp_path):
     database.execute("CREATE TABLE AAAA (a)")
     database.commit()
     database.close()
-    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE AAAA", b"CREATE TABLX AA\xb6A"))
+    whole = path.read_bytes().replace(b"CREATE TABLE AAAA", b"CREATE TABLX AAAA")
+    path.write_bytes(whole.replace(b"AAAAAAAA", b"AAA\xb6AAA\xb6"))  # its name, twice
     with pytest.raises(NotACapture):
         nsys_sqlite.read(path)
