@@ -53,7 +53,7 @@ int on_sample(struct bpf_perf_event_data *ctx)
 		return 0;
 	key.start_ns = start_of(task);
 	if (closeness == WITH_STACKS)
-		key.stack_id = stack_of(ctx, w, key.start_ns ^ key.tgid, !in_user_code(ctx),
+		key.stack_id = stack_of(ctx, w, seed_of(task, key.start_ns), !in_user_code(ctx),
 					has_user_frames(task), 0);
 	if (trace_requests)
 		note_traced(task, key.stack_id, bpf_ktime_get_ns(), TRACED_CPU, 1, 0, 0);

@@ -292,7 +292,7 @@ static __always_inline int count_entry(struct pt_regs *ctx, struct task_struct *
 	mine = weight ? scratch_claim() : NULL;
 	if (mine) {
 		key.stack_id =
-			stack_of(ctx, &mine->walk, call->start_ns ^ key.tgid, false, true, 0);
+			stack_of(ctx, &mine->walk, seed_of(task, call->start_ns), false, true, 0);
 		scratch_release(mine);
 	}
 	v = call_row(task, &key);
@@ -400,7 +400,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	key.direction = call->direction;
 	key.flags = call->flags;
 	if (weight)
-		key.stack_id = take_call_stack(ctx, call->start_ns ^ key.tgid, call->entry_ip);
+		key.stack_id = take_call_stack(ctx, seed_of(task, call->start_ns), call->entry_ip);
 	if (span_due(call, now))
 		keep_span(call, &key, now);
 	v = call_row(task, &key);

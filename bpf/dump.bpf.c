@@ -74,7 +74,7 @@ int on_dump(struct bpf_iter__task *ctx)
 	if (has_user_frames(task))
 		unwind(ctx, w, task, 0);
 	if (memory->misses == misses)
-		row->stack_id = keep_walk(w, key.start_ns ^ key.tgid);
+		row->stack_id = keep_walk(w, seed_of(task, key.start_ns));
 	return 0;
 }
 

@@ -77,6 +77,7 @@ struct task_struct {
 	unsigned long nvcsw;
 	unsigned long nivcsw;
 	u64 start_boottime;
+	u64 self_exec_id; /* how often the process and those it was forked from executed a program */
 	struct mm_struct *mm;
 	struct task_struct *group_leader;
 	struct signal_struct *signal;

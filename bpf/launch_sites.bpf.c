@@ -61,7 +61,7 @@ int on_launch_site(struct pt_regs *ctx)
 		mine->walk.pieces[0].kernel_len = 0;
 		mine->walk.stop = STOP_ENTRY;
 		unwind(ctx, &mine->walk, task, 0);
-		row->stack_id = keep_walk(&mine->walk, key.start_ns ^ key.tgid);
+		row->stack_id = keep_walk(&mine->walk, seed_of(task, key.start_ns));
 	}
 	scratch_release(mine);
 	return 0;

@@ -215,7 +215,7 @@ static __always_inline int fault(void *ctx, u64 address, u64 error)
 		return 0;
 	}
 	key = key_of(task, t, kind);
-	key.stack_id = t->last_stack = user_stack(ctx, task, key.start_ns ^ key.tgid);
+	key.stack_id = t->last_stack = user_stack(ctx, task, seed_of(task, key.start_ns));
 	add(&key, 1, PAGE_BYTES, weight, weight * PAGE_BYTES);
 	return 0;
 }
@@ -311,7 +311,7 @@ static __always_inline void enter(void *ctx, struct task_struct *task, struct to
 		new->weight = 0;
 	}
 	if (new->weight)
-		new->stack_id = user_stack(ctx, task, t->start_ns ^ task->tgid);
+		new->stack_id = user_stack(ctx, task, seed_of(task, t->start_ns));
 	count_mapping(task, t, new);
 }
 

@@ -107,17 +107,31 @@ static __always_inline void count_followed(u64 party, s64 more)
 		bpf_map_update_elem(&mapping_parties, &party, &one, BPF_NOEXIST);
 }
 
+/* Forgets that the mapping that begins at `from` ends at `to`; where another one ends there, that stays. */
+static __always_inline void forget_end(u32 tgid, u64 from, u64 to)
+{
+	struct memory_place end = {.address = to, .tgid = tgid};
+	u64 *start = bpf_map_lookup_elem(&mapping_ends, &end);
+
+	if (start && *start == from)
+		bpf_map_delete_elem(&mapping_ends, &end);
+}
+
+/* Follows a mapping, in place of one that begins at the same address: of those that a range has, only PIECES
+ * leave. */
 static __always_inline void follow(u32 tgid, u64 from, const struct memory_mapping *m)
 {
 	struct memory_place begin = {.address = from, .tgid = tgid};
 	struct memory_place end = {.address = from + m->bytes, .tgid = tgid};
-	bool is_known = bpf_map_lookup_elem(&mappings, &begin);
+	struct memory_mapping *known = bpf_map_lookup_elem(&mappings, &begin);
 
+	if (known)
+		forget_end(tgid, from, from + known->bytes);
 	if (bpf_map_update_elem(&mappings, &begin, m, BPF_ANY)) {
 		count_loss(LOSS_MAPPINGS);
 		return;
 	}
-	if (!is_known)
+	if (!known)
 		count_followed(m->party, 1);
 	if (bpf_map_update_elem(&mapping_ends, &end, &from, BPF_ANY))
 		count_loss(LOSS_MAPPINGS);
@@ -126,11 +140,10 @@ static __always_inline void follow(u32 tgid, u64 from, const struct memory_mappi
 static __always_inline void forget(u32 tgid, u64 from, const struct memory_mapping *m)
 {
 	struct memory_place begin = {.address = from, .tgid = tgid};
-	struct memory_place end = {.address = from + m->bytes, .tgid = tgid};
 
 	if (!bpf_map_delete_elem(&mappings, &begin))
 		count_followed(m->party, -1);
-	bpf_map_delete_elem(&mapping_ends, &end);
+	forget_end(tgid, from, from + m->bytes);
 }
 
 /* Counts bytes of a followed mapping that are unmapped, with the stack that mapped it. */
@@ -160,8 +173,8 @@ struct leaving {
 };
 
 /* The followed mapping of `tgid` that ends at `to`, and in `from` where it begins; NULL where none does. An
- * entry of mapping_ends can outlive its mapping, when another one begins at the same address: where more than
- * PIECES lay in a range, or where the kernel unmapped what no system call named. */
+ * entry of mapping_ends can outlive its mapping, where two threads map at the same address at once, until user
+ * space compares. */
 static __always_inline struct memory_mapping *ending_at(u32 tgid, u64 to, u64 *from)
 {
 	struct memory_place end = {.address = to, .tgid = tgid}, begin = {.tgid = tgid};

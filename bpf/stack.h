@@ -106,7 +106,14 @@ static __always_inline u64 mix(u64 h, u64 v)
  * with the id of another process's, whose rows would then show that user's frames. */
 const volatile u64 stack_seed = 0;
 
-/* Hash of the frames and of the process whose addresses they are (`seed`). In a deep recursion a whole stack
+/* What the hash of a stack begins with: the process, which started at `start_ns`, and the program that it
+ * executes, since after an exec the same addresses are other functions. All its threads have the same one. */
+static __always_inline u64 seed_of(struct task_struct *task, u64 start_ns)
+{
+	return mix(start_ns, task->self_exec_id) ^ (u32)task->tgid;
+}
+
+/* Hash of the frames and of the program whose addresses they are (`seed`, from seed_of()). In a deep recursion a whole stack
  * may be the same as the tail of another: they have separate entries, since user space removes them at
  * different times. Global, so that the verifier follows it once in each program (WALK_PART in unwind_state.h);
  * what stores the stack cannot be: before Linux 6.2 no value of a map may come from an argument. */

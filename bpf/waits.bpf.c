@@ -322,7 +322,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	w->walk_ns = 0;
 	if (walk) {
 		w->stack_id =
-			stack_take(ctx, walk, w->start_ns ^ prev->tgid, has_user_frames(prev), 0);
+			stack_take(ctx, walk, seed_of(prev, w->start_ns), has_user_frames(prev), 0);
 		w->walk_ns = bpf_ktime_get_ns() - now;
 	}
 	w->began_ns = now;
@@ -527,7 +527,7 @@ int on_scan(struct bpf_iter__task *ctx)
 		s->stop = STOP_ENTRY;
 		s->is_tail = 0;
 		w->weight = 1;
-		w->stack_id = stack_keep(s, w->start_ns ^ task->tgid);
+		w->stack_id = stack_keep(s, seed_of(task, w->start_ns));
 	}
 	w->began_ns = now;
 	__sync_val_compare_and_swap(&w->counted_ns, 0, now);

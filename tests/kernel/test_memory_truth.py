@@ -18,6 +18,8 @@ from sonde.query.queries import profile
 pytestmark = pytest.mark.bpf
 
 UNIT = 256 << 10
+LARGE = 16 << 20
+"""A mapping of this size always has a stack."""
 PAGE = 4096
 ROUNDS = 80
 PAUSE_US = 12_000
@@ -115,6 +117,27 @@ def test_an_end_that_outlives_its_mapping_takes_nothing_from_another(
     recorder = recorded(record, *command, stack_gap_ms=0, chunk_s=0.25)
     assert by_function(recorder.session, "mapped", function)[function][1] > 0
     assert by_function(recorder.session, "held", function)[function] == (0, 0)
+
+
+def test_no_end_is_left_of_what_another_mapping_replaced(record, program):
+    """One program filled the map of ends, and tails that others unmapped were held by them still.
+    Not compared with /proc/PID/maps until all is done: that deletes such ends, too."""
+    with (
+        started(program("truth/memory"), "many_over", 18_000, 0) as many,
+        started(program("truth/memory"), "tail", ROUNDS, 0) as other,
+    ):
+        flags = ("--memory", "--no-offcpu", "-p", str(many.pid), str(other.pid))
+        with record(*flags, tick_s=0.25, chunk_s=60) as recorder:
+            for process in (many, other):
+                process.stdin.write("go\n")
+                process.stdin.flush()
+                assert process.stdout.readline() == "done\n"
+    assert by_function(recorder.session, "mapped", "map_over_many", "tail_first") == {
+        "map_over_many": (1 + 18_000 * 18, (1 + 18_000) * 34 * LARGE),
+        "tail_first": (ROUNDS, ROUNDS * 2 * LARGE),
+    }
+    assert by_function(recorder.session, "held", "tail_first")["tail_first"] == (0, 0)
+    assert "memory.mappings" not in recorder.losses()
 
 
 @pytest.mark.parametrize("chunk_s", [5.0, 0.25])

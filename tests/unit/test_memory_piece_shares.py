@@ -34,13 +34,16 @@ class FakeBpf:
 
     def __init__(self):
         self.mappings: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.ends: dict[tuple[int, int], int] = {}
         self.counts: dict[int, int] = {}
         self.followed = 0
 
     def fields(self, _rows):
         return list(FIELDS)
 
-    def entries(self, _name):
+    def entries(self, name):
+        if name == "mapping_ends":
+            return [(*place, start) for place, start in self.ends.items()]
         return [(*place, *mapping) for place, mapping in self.mappings.items()]
 
     def set_hash(self, name, key, value):
@@ -49,17 +52,21 @@ class FakeBpf:
             if len(self.mappings) >= MOST_MAPPINGS and (address, pid) not in self.mappings:
                 raise OSError(7, "Argument list too long")
             self.mappings[address, pid] = struct.unpack("=QQQIIIIQ", value)
+        elif name == "mapping_ends":
+            address, pid, _ = struct.unpack("=QII", key)
+            (self.ends[address, pid],) = struct.unpack("=Q", value)
         elif name == "mapping_parties":
             self.counts[struct.unpack("=Q", key)[0]] = struct.unpack("=Q", value)[0]
         elif name == "mappings_followed":
             self.followed = struct.unpack("=Q", value)[0]
 
     def delete_hash(self, name, key):
-        if name == "mappings":
+        if name in ("mappings", "mapping_ends"):
             address, pid, _ = struct.unpack("=QII", key)
-            if (address, pid) not in self.mappings:
+            entries = self.mappings if name == "mappings" else self.ends
+            if (address, pid) not in entries:
                 raise FileNotFoundError
-            del self.mappings[address, pid]
+            del entries[address, pid]
 
     def of(self, party: int) -> int:
         """How many of a party are followed."""
@@ -84,6 +91,7 @@ class Machine:
         for at in range(number):
             base = (first + at) * STEP
             self.bpf.mappings[base, party] = (0, 5, STEP, party, 1, 4, 0, party)
+            self.bpf.ends[base + STEP, party] = base
             space += [(base + since, base + until) for since, until in pieces]
 
     def compare(self) -> Batch:
@@ -174,6 +182,34 @@ def test_pieces_of_a_process_that_is_gone_are_forgotten(machine):
     assert not machine.bpf.mappings
     assert not batch.rows.get("sample")
     assert machine.lost == 0
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["it runs", "it has ended"])
+def test_ends_that_no_mapping_has_are_swept(machine, ended):
+    """Two threads of one process can leave them; nothing else would delete them."""
+    machine.map(FLOODER, 5, HOLES[:1])
+    machine.compare()
+    own = dict(machine.bpf.ends)
+    assert len(own) == 5
+    machine.bpf.ends.update({(at * STEP + 7, FLOODER): at * STEP for at in range(1_000)})
+    if ended:
+        machine.spaces.clear()
+        own = {}
+    machine.compare()
+    machine.compare()
+
+    assert machine.bpf.ends == own
+
+
+def test_an_end_is_not_swept_that_belongs_to_a_mapping_by_the_next_comparison(machine):
+    """Its mapping went between the two readings, and another one ends there."""
+    machine.bpf.ends[STEP, OTHER] = 0
+    machine.compare()
+    machine.map(OTHER, 1, [(0, STEP)])
+    machine.compare()
+    machine.compare()
+
+    assert machine.bpf.ends == {(STEP, OTHER): 0}
 
 
 def test_equal_numbers_of_pieces():

@@ -108,6 +108,8 @@ class MemoryCollector(Attached):
         """This thread's CPU time at which a comparison reads no more."""
         self._parties: set[int] = set()
         """Of the mappings that were followed at the last comparison; without the machine's root."""
+        self._unowned_ends: set[tuple[int, int, int]] = set()
+        """Ends that no mapping had at the last comparison: pid, first address, address behind."""
         self._sum: int | None = None
         expect_fields(self._bpf, "memory", FIELDS)
 
@@ -187,8 +189,11 @@ class MemoryCollector(Attached):
         wanted: Counter[int] = Counter()
         """Pieces by party, but the first of each mapping."""
         mappings = 0
+        # Read before the mappings: of one that is followed meanwhile the end is not among them.
+        ends = {(pid, since, until) for until, pid, since in self._bpf.entries("mapping_ends")}
         for entry in self._bpf.entries("mappings"):
             address, pid, start, _, size, _, _, _, is_part, party = entry
+            ends.discard((pid, address, address + size))
             start_ns = start - start % START_UNIT_NS
             key = (pid, start_ns)
             if address + size >= _ALL:  # no mapping is this large: the entry is wrong
@@ -219,6 +224,7 @@ class MemoryCollector(Attached):
                 self._forget(pid, address, size)
         for entry, pieces in changed:
             self._divide(batch, since_ns, entry, pieces, room, followed)
+        self._sweep_ends(ends)
         self._count_followed(followed)
 
     def _divide(
@@ -259,6 +265,14 @@ class MemoryCollector(Attached):
         except FileNotFoundError:
             return False
         return True
+
+    def _sweep_ends(self, unowned: set[tuple[int, int, int]]) -> None:
+        """Delete ends that no mapping had at this comparison nor at the last one. Seen once, it may
+        be that of a mapping that went meanwhile, and another one may have it by now."""
+        for pid, _, until in unowned & self._unowned_ends:
+            with suppress(FileNotFoundError):
+                self._bpf.delete_hash("mapping_ends", _place(until, pid))
+        self._unowned_ends = unowned
 
     def _count_followed(self, followed: Mapping[int, int]) -> None:
         """How many mappings of each party the BPF programs count from now on. What they began to

@@ -109,6 +109,47 @@ __attribute__((noinline)) static void unmap_many(void)
 	munmap(room, UNIT);
 }
 
+#define LARGE (16UL << 20) /* a mapping of this size is always followed */
+#define OVER 17		   /* mappings, one more than are looked at in one range */
+
+static void *map_at(char *at, size_t bytes)
+{
+	if (mmap(at, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+		 0) != at)
+		exit(8);
+	return at;
+}
+
+/* Maps over more mappings at once than are followed, so that the first one is known still. Each round ends
+ * at other addresses. */
+__attribute__((noinline)) static void map_over_many(void)
+{
+	static char *room;
+	static long round;
+
+	if (!room) {
+		room = mmap(NULL, 2 * OVER * LARGE, PROT_NONE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		if (room == MAP_FAILED)
+			exit(9);
+	}
+	char *first = room + 4096 * round++ % (OVER * LARGE);
+
+	for (int i = 0; i < OVER; i++)
+		map_at(first + i * LARGE, LARGE);
+	map_at(first, OVER * LARGE);
+	munmap(first, OVER * LARGE);
+}
+
+/* Gives all back, the tail first: only by its end is it known whose that was. */
+__attribute__((noinline)) static void tail_first(void)
+{
+	char *at = map(2 * LARGE);
+
+	munmap(at + LARGE, LARGE);
+	munmap(at, LARGE);
+}
+
 /* Forgets what it asked malloc for: too large for the heap, then small. */
 __attribute__((noinline)) static void *leak_large(void)
 {
@@ -169,6 +210,10 @@ int main(int argc, char **argv)
 			move_over();
 		} else if (!strcmp(mode, "many")) {
 			unmap_many();
+		} else if (!strcmp(mode, "many_over")) {
+			map_over_many();
+		} else if (!strcmp(mode, "tail")) {
+			tail_first();
 		} else if (!strcmp(mode, "hole")) {
 			cut_hole();
 		} else if (!strcmp(mode, "leak")) {
