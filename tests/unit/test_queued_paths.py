@@ -12,11 +12,11 @@ import pytest
 
 from sonde import procfs
 from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEvent
-from sonde.resolve import processes
+from sonde.resolve import held_mappings
 from sonde.resolve.process_image import MAX_PENDING_BYTES
 from sonde.resolve.processes import ProcessTable
-from sonde.resolve.queued_paths import MAX_OF_ONE_BYTES, MAX_QUEUED_BYTES, images_of
-from sonde.resolve.tracked_process import EXEC_GRACE_NS, TrackedProcess
+from sonde.resolve.queued_paths import MAX_OF_ONE_BYTES, MAX_QUEUED_BYTES
+from sonde.resolve.tracked_process import EXEC_GRACE_NS, TrackedProcess, images_of
 
 FIRST = 500_000_000
 WIDE = "/" + "a" * 4000 + "\U0001f600"
@@ -109,7 +109,7 @@ def test_the_image_before_an_exec_goes_at_the_first_tick_after_its_time() -> Non
 def test_mappings_of_ended_processes_and_before_an_exec_count(
     monkeypatch: pytest.MonkeyPatch, parties: dict[int, int]
 ) -> None:
-    monkeypatch.setattr(processes, "MAX_MAPPINGS_HELD", 1_000)
+    monkeypatch.setattr(held_mappings, "MAX_MAPPINGS_HELD", 1_000)
     table, now = ProcessTable(), time.monotonic_ns()
     parties[FIRST + 2] = 8
     table.expire(now)  # /proc is checked now, and then in a minute

@@ -9,7 +9,7 @@ well. An ended process is kept for a while, because its last samples are read af
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from sys import getsizeof
@@ -20,8 +20,9 @@ from sonde._native import CommEvent, ExitEvent, ForkEvent, MmapEvent, ProcessEve
 from sonde.resolve.binary import FileKey
 from sonde.resolve.counters import Counters
 from sonde.resolve.given_names import GivenNames, shown_name
+from sonde.resolve.held_mappings import MAX_MAPPINGS_HELD, HeldMappings
 from sonde.resolve.process_image import ProcessImage
-from sonde.resolve.queued_paths import QueuedPaths, images_of
+from sonde.resolve.queued_paths import QueuedPaths
 from sonde.resolve.tracked_process import TrackedProcess
 
 GRACE_NS: Final = 15_000_000_000
@@ -35,9 +36,6 @@ STEP_DAEMON: Final = "slurmstepd"
 """Name of the program that starts and supervises the steps of a Slurm job."""
 MAX_SEEN_FILES: Final = 65_536
 """Files remembered so that `new_files` has each of them once."""
-MAX_MAPPINGS_HELD: Final = 131_072
-"""Of all processes together, where long paths count for several: some 50 MB. A thousand usual
-processes have 50,000, which count for 75,000 with paths of 80 characters."""
 MAX_THREAD_NAMES: Final = 98_304
 """Of all processes together, some 24 MB."""
 _FEW_THREADS: Final = 16
@@ -80,6 +78,7 @@ class ProcessTable:
         """The processes of `_dead` in the order in which they ended."""
         self._given = GivenNames()
         self._queued = QueuedPaths(self._all)
+        self._held = HeldMappings(self._all, self.counters)
         self._headless: dict[int, TrackedProcess] = {}
         """Processes whose first thread has ended while others run. No exit event shows by itself
         that it is of the last one, so /proc is checked."""
@@ -115,8 +114,9 @@ class ProcessTable:
             if found is None or (known is not None and known.start_ns == found.start_ns):
                 continue
             process = self._from_proc(pid, found)
-            if eager and time.monotonic() < eager_until_s and process.exe:
-                process.image.read_ahead()
+            has_room = self._held.total < MAX_MAPPINGS_HELD // 2
+            if eager and has_room and time.monotonic() < eager_until_s and process.exe:
+                process.read_ahead()
                 eager -= 1
 
     def resync(self) -> None:
@@ -220,40 +220,11 @@ class ProcessTable:
             self._sweep(now_ns)
 
     def _bound_mappings(self) -> None:
-        """Drop images from before old execs. Then drop all mappings of processes, ended ones
-        included, until MAX_MAPPINGS_HELD are left: each time of that with most, of the party
-        (`procfs.party_of`) that holds most.
-
-        Their frames have no names until they execute another program.
-        """
-        held = queued_bytes = 0
-        seen: set[int] = set()
+        """Drop images from before old execs, and mappings beyond what all may hold."""
         for process in self._all():
             if process.previous is not None and process.previous_until_ns < self._now_ns:
                 process.previous = None
-            if process.image.left_out:
-                self._count_left_out(process.image)
-            for image in images_of(process):
-                if id(image) not in seen:
-                    seen.add(id(image))
-                    held += image.size
-                    queued_bytes += image.queued_bytes
-        self._queued.recount(queued_bytes)
-        if held <= MAX_MAPPINGS_HELD:
-            return
-        parties: dict[int, _Held] = defaultdict(_Held)
-        for process in sorted(self._all(), key=_held_by):
-            if _held_by(process):
-                parties[process.party].add(process)
-        held = sum(one.size for one in parties.values())
-        while held > MAX_MAPPINGS_HELD:
-            most = max(parties.values(), key=lambda one: one.size)
-            held -= most.size
-            process = most.take_largest()
-            held += most.size
-            self.counters.mappings_left_out += sum(it.count for it in images_of(process))
-            process.image, process.previous = ProcessImage(process.pid, "exec"), None
-            process.forget_frames()
+        self._queued.recount(self._held.recount())
 
     def _bound_thread_names(self) -> None:
         """Drop the names of threads until MAX_THREAD_NAMES are left: each time of the process with
@@ -298,6 +269,7 @@ class ProcessTable:
         path_bytes = getsizeof(event.path)
         if image.has_room(path_bytes) and self._queued.admit(process, path_bytes):
             image.add(event)
+            self._held.note_queued(path_bytes)
         else:
             image.left_out += 1
         if image.left_out:
@@ -344,7 +316,7 @@ class ProcessTable:
             if abs(old.start_ns - start) <= _SAME_START_NS:
                 return  # known from /proc already
             self._mark_ended(old, event.time_ns)
-        image = parent.image.forked(pid)
+        image = parent.forked_image(pid)
         child = TrackedProcess(pid, start, event.parent_pid, parent.comm, image)
         child.set_exe(parent.exe)
         child.command = parent.command
@@ -435,6 +407,7 @@ class ProcessTable:
     def _insert(self, process: TrackedProcess, alive: bool = True) -> None:
         if len(self) >= self._max:
             self._evict()
+        process.held = self._held
         if alive:
             self._live[process.pid] = process
         else:
@@ -468,35 +441,3 @@ class ProcessTable:
         same_pid.remove(process)
         if not same_pid:
             del self._dead[process.pid]
-
-
-class _Held:
-    """Images of one party's processes; those that several share count once."""
-
-    def __init__(self) -> None:
-        self.size = 0
-        """Mappings; long paths count for several."""
-        self._processes: list[TrackedProcess] = []
-        """Those with most come last."""
-        self._users: Counter[int] = Counter()
-        """By id of an image: in how many of them it is."""
-
-    def add(self, process: TrackedProcess) -> None:
-        """Add a process that has at least as many as those before."""
-        self._processes.append(process)
-        for image in images_of(process):
-            self.size += 0 if self._users[id(image)] else image.size
-            self._users[id(image)] += 1
-
-    def take_largest(self) -> TrackedProcess:
-        """Remove the process with most."""
-        process = self._processes.pop()
-        for image in images_of(process):
-            self._users[id(image)] -= 1
-            self.size -= 0 if self._users[id(image)] else image.size
-        return process
-
-
-def _held_by(process: TrackedProcess) -> int:
-    """Mappings of its images; long paths count for several."""
-    return sum(it.size for it in images_of(process))

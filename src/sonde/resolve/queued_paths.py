@@ -9,11 +9,10 @@ what comes in between is added.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Final
 
-from sonde.resolve.process_image import ProcessImage
-from sonde.resolve.tracked_process import TrackedProcess
+from sonde.resolve.tracked_process import TrackedProcess, images_of
 
 MAX_QUEUED_BYTES: Final = 16 << 20
 """Of all queued paths, as they are in memory. A thousand usual processes have 6 MB."""
@@ -54,18 +53,7 @@ class QueuedPaths:
         parties: Counter[int] = Counter()
         seen: set[int] = set()
         for process in self._processes():
-            for image in images_of(process):
-                if image.queued_bytes and id(image) not in seen:
-                    seen.add(id(image))
+            for image in images_of(process, seen):
+                if image.queued_bytes:
                     parties[process.party] += image.queued_bytes
         return parties
-
-
-def images_of(process: TrackedProcess) -> Iterator[ProcessImage]:
-    """The images that a process keeps in memory: of its program, of the one before an exec, and
-    those of parents that they refer to."""
-    for first in (process.image, process.previous):
-        image = first
-        while image is not None:
-            yield image
-            image = image.source

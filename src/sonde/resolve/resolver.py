@@ -440,7 +440,7 @@ class Resolver:
             if previous is None or None not in found:
                 return found
             # The process ran another program earlier in this tick.
-            before = previous.space().find_all(addresses)
+            before = process.previous_space().find_all(addresses)
             return [now or then for now, then in zip(found, before, strict=True)]
 
     def _symbolize(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -10,7 +11,7 @@ from sonde import _native, procfs
 from sonde.model.owner import UNKNOWN, Owner
 from sonde.model.process import KTHREADD_PID, Process
 from sonde.resolve.mappings import AddressSpace
-from sonde.resolve.process_image import ProcessImage
+from sonde.resolve.process_image import MAX_DEPTH, ProcessImage
 
 EXEC_GRACE_NS: Final = 15_000_000_000
 """How long the image before an exec is kept: longer than samples wait to be resolved."""
@@ -51,6 +52,14 @@ class GeneratedCode(Protocol):
         """The compiled code at an address."""
 
 
+class Held(Protocol):
+    """Counts the mappings that images hold."""
+
+    def add(self, process: TrackedProcess, grown: Sequence[ProcessImage], more: int) -> None:
+        """Count `more` mappings, by which images of a process have grown. Drops some, of any
+        process, where there are too many."""
+
+
 class TrackedProcess:
     """A process of this machine, alive or recently ended."""
 
@@ -66,6 +75,7 @@ class TrackedProcess:
             "frames",
             "generated_code",
             "given_names",
+            "held",
         ),
         *(
             "image",
@@ -94,6 +104,8 @@ class TrackedProcess:
         self.party_of_parent = procfs.NOBODY
         """Of who forked it, or of that one's parent; NOBODY: root's, or not known."""
         self.image = image
+        self.held: Held | None = None
+        """Where its mappings are counted; None: nowhere."""
         self.previous: ProcessImage | None = None
         """The image before the last exec, kept until its last samples are resolved."""
         self.previous_until_ns = 0
@@ -179,10 +191,47 @@ class TrackedProcess:
 
     def space(self) -> AddressSpace:
         """Its mappings as known now; frames of replaced ones are forgotten."""
+        if self.image.pending or not self.image.is_built:
+            self._build(self._update)
+        return self.image.space()
+
+    def previous_space(self) -> AddressSpace:
+        """Its mappings before the last exec, as far as they are kept."""
+        if self.previous is not None:
+            self._build(self.previous.space)
+        return self.previous.space() if self.previous is not None else AddressSpace()
+
+    def read_ahead(self) -> None:
+        """Read its mappings now, unless they are very many."""
+        self._build(self.image.read_ahead)
+
+    def forked_image(self, pid: int) -> ProcessImage:
+        """The image of a child that it forks now."""
+        if self.image.depth >= MAX_DEPTH:
+            self._build(self.image.build_source)
+        image = self.image
+        if image.pending:  # of which this process's image shows nothing from here on
+            self.forget_frames()
+        child = image.forked(pid)
+        if not image.is_shared:
+            self.image = image.forked(self.pid)
+        return child
+
+    def _update(self) -> None:
         image = self.image
         if image.pending and image.update():
             self.forget_frames()
-        return image.space()
+        image.space()
+
+    def _build(self, work: Callable[[], object]) -> None:
+        """Do what builds images of it, and count by how much they grow."""
+        images = list(images_of(self))
+        sizes = [it.size for it in images]
+        work()
+        changes = [it.size - size for it, size in zip(images, sizes, strict=True)]
+        grown = [it for it, change in zip(images, changes, strict=True) if change > 0]
+        if self.held is not None and grown:
+            self.held.add(self, grown, sum(changes))
 
     def forget_frames(self) -> None:
         """Drop cached frames: its mappings have changed."""
@@ -219,3 +268,15 @@ class TrackedProcess:
         self.threads = self.given_names = None
         self.may_have_threads = False
         self.forget_frames()
+
+
+def images_of(process: TrackedProcess, seen: set[int] | None = None) -> Iterator[ProcessImage]:
+    """The images that a process keeps in memory: of its program, of the one before an exec, and
+    those that they refer to; without those whose id is in `seen`, where they are added."""
+    seen = set() if seen is None else seen
+    for first in (process.image, process.previous):
+        for image in first.with_sources() if first is not None else ():
+            if id(image) in seen:
+                break  # so are those that it refers to
+            seen.add(id(image))
+            yield image
