@@ -538,3 +538,14 @@ def test_training_beside_a_twin_is_as_measured() -> None:
     assert f"in each of {len(one['traces'])} traces" in page
     profiled = one["profiler"]["kernels"] / one["profiler"]["steps"]
     assert f"torch.profiler {profiled:.1f} (" in page
+
+
+def test_builds_of_the_field_are_as_measured() -> None:
+    result = "bench/field_builds/results/vm.jsonl"
+    for line in (ROOT / result).read_text("utf-8").splitlines():
+        one = json.loads(line)
+        hooks, _, inside = row_of("docs/design/cost.md", result, f"{one['build']} |").split(" | ")[2:5]
+        first = one["recordings"][0]
+        assert hooks == str(first["hooks"]), one["build"]
+        assert inside.startswith(f"{first.get('inside_ms', 0.0):.0f} ms"), one["build"]
+        assert one["alive"] and not first["exit"]

@@ -78,7 +78,7 @@ fork_server.preload = lambda: None
 every = (look, burn, fill, crash, stop, write, spill, nap)
 fork_server.CHILDREN |= {one.__name__: one for one in every}
 """
-LIMITS = [str(1 << 30), "20"]
+LIMITS = [str(1 << 30), "20", str(1 << 20)]
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_a_defect_of_a_reader_is_an_answer_too(
     monkeypatch.setattr(open_recording, "document", fail)
     for name in ("setrlimit", "nice"):
         monkeypatch.setattr(resource if name == "setrlimit" else os, name, nothing)
-    monkeypatch.setattr(sys, "argv", ["", str(1 << 30), "10"])
+    monkeypatch.setattr(sys, "argv", ["", str(1 << 30), "10", str(1 << 20)])
     monkeypatch.setenv(VARIABLE, "")
     open_recording.main()
     sys.stdout.flush()

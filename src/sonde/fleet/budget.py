@@ -114,7 +114,7 @@ def entry_for(task: Task, start_s: int) -> LedgerEntry:
 def epsilon(
     entries: Sequence[LedgerEntry], unit: Unit, delta: float, times: int = 1
 ) -> float | None:
-    """The composed epsilon at delta, of each release so many times; None if some release leaves the
+    """The composed epsilon at delta, of each release `times` times; None if some release leaves the
     unit unbounded."""
     losses = [entry.loss(unit) for entry in entries]
     rhos = [exact_loss(rho) for rho, _ in losses if rho is not None]

@@ -10,7 +10,6 @@ import ipaddress
 import json
 import socket
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -22,12 +21,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
-from sonde.server import answers, fleet_releases, incidents, pages
+from sonde.server import agent_list, answers, fleet_releases, incidents, pages
 from sonde.server.admission import Bodies, RequestLog
 from sonde.server.children import AT_ONCE
+from sonde.server.chunk_intake import ChunkIntake
 from sonde.server.collection_pauses import PausedBy
 from sonde.server.openapi import document
-from sonde.server.opened import Opener
+from sonde.server.opened import FILES_KEY, Opener
 from sonde.server.otlp_ingest import OtlpIngest, sender_node
 from sonde.server.paced_text import PacedText
 from sonde.server.parameters import parse
@@ -38,6 +38,7 @@ from sonde.server.service import RefusedRequestError, Service
 from sonde.server.silent import accepted
 from sonde.server.tokens import Caller, Scope
 from sonde.server.turns import Turns
+from sonde.server.unsent import Unsent
 from sonde.store.wal import WalBusyError, WalFailedError
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -83,16 +84,18 @@ class Api:
         self.bodies = Bodies(self._limits, service.counters)
         self.requests = RequestLog(service.counters)
         self.otlp = OtlpIngest(service, self.bodies)
+        self._intake = ChunkIntake(service)
         waiting = self._limits.queries_waiting
         self._questions = Turns(self._limits.queries - 1, waiting, waiting // 2)
         """One tenant uses at most all threads but one."""
-        self._unsent_bytes: Counter[str] = Counter()
-        """Bytes of answers that are not sent yet, by tenant."""
+        self._unsent = Unsent(self._limits.unsent_bytes, service.counters.refuse)
         self._threads = ThreadPoolExecutor(self._limits.queries, "sonde-query")
         # Questions with a child wait for theirs apart, so that others go on meanwhile.
         self._child_questions = Turns(AT_ONCE - 1, waiting, waiting // 2)
         self._child_threads = ThreadPoolExecutor(AT_ONCE, "sonde-child")
-        self._opener = Opener(service.folder / "spill", service.children)
+        # With one tenant alone, nobody else waits for the child that it has besides.
+        files_key = FILES_KEY if service.is_open else ""
+        self._opener = Opener(service.folder / "spill", service.children, files_key)
         self._exposition = PacedText(self._exposed)
 
     def app(self) -> Starlette:
@@ -204,7 +207,7 @@ class Api:
         node = self._note_agent(request, caller)
         body = await self._body(request, caller)
         try:
-            taken = self._service.take(caller, node, body)
+            taken = await self._intake.take(caller, node, body)
             for future, _ in taken:
                 await asyncio.shield(asyncio.wrap_future(future))
         finally:
@@ -221,20 +224,16 @@ class Api:
         self._service.note_agent(caller, node, request.headers.get("x-sonde-state", ""))
         return node
 
-    async def _agents(self, _request: Request, caller: Caller) -> Response:
+    async def _agents(self, request: Request, caller: Caller) -> Response:
         """What the tenant's agents do."""
-        self._service.admit(caller, 0)
-        agents = self._service.agents.of(caller.tenant)
-        paused = self._service.pauses.paused(caller.tenant)
-        return JSONResponse(
-            {
-                "agents": [
-                    {"node": one.node, "seen_s": round(one.seen_s, 3), "state": one.state}
-                    for one in agents
-                ],
-                "paused": [{"authority": one.paused_by, "since_s": one.since_s} for one in paused],
-            }
-        )
+
+        def answer() -> answers.Answer:
+            agents = self._service.agents.of(caller.tenant)
+            paused = self._service.pauses.paused(caller.tenant)
+            found = agent_list.listed(agents, paused, request.query_params.get("after", ""))
+            return answers.Answer(found, "application/json")
+
+        return await self._answered(request, caller, answer)
 
     async def _collection(self, request: Request, caller: Caller) -> Response:
         """Whether the tenant's agents are to collect."""
@@ -346,17 +345,12 @@ class Api:
         turns = self._child_questions if has_child else self._questions
         threads = self._child_threads if has_child else self._threads
         self._service.admit(caller, 0)
-        self._check_unsent(caller)
+        self._unsent.check(caller.tenant)
         loop = asyncio.get_running_loop()
         with turns.place(caller.tenant):
             async with turns.turn(caller.tenant):
                 found = await loop.run_in_executor(threads, lambda: packed(request, answer()))
-        return PacedResponse(found, self._unsent_bytes, caller.tenant)
-
-    def _check_unsent(self, caller: Caller) -> None:
-        if self._unsent_bytes[caller.tenant] > self._limits.unsent_bytes:
-            self._service.counters.refuse("unread")
-            raise RefusedRequestError(503, "answers are not read", "read them first")
+        return PacedResponse(found, self._unsent, caller.tenant)
 
     async def _incidents(self, request: Request, caller: Caller) -> Response:
         def answer() -> answers.Answer:
@@ -387,13 +381,14 @@ class Api:
         if request.headers.get("content-type", "") != "application/octet-stream":
             raise RefusedRequestError(415, "no file", "send application/octet-stream")
         self._service.admit(caller, 0)
-        self._check_unsent(caller)
+        self._unsent.check(caller.tenant)
         length = request.headers.get("content-length", "")
         declared_bytes = int(length) if length.isdigit() and len(length) < 20 else 0
-        answer = await self._opener.open(caller.tenant, declared_bytes, request.stream())
+        room = functools.partial(self._unsent.room_bytes, caller.tenant)
+        answer = await self._opener.open(caller.tenant, declared_bytes, request.stream(), room)
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._threads, packed, request, answer)
-        return PacedResponse(found, self._unsent_bytes, caller.tenant)
+        return PacedResponse(found, self._unsent, caller.tenant)
 
     async def _identity(self, _request: Request, caller: Caller) -> Response:
         """Whose data the caller sees: the page switches between tenants by their tokens."""

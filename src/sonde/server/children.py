@@ -15,16 +15,17 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from sonde import interpreter, procfs
 from sonde.errors import SinkError
-from sonde.server.forked_children import ForkedChildren
+from sonde.server.forked_children import POLL_S, ForkedChildren
 
 AT_ONCE = 2
 """Children at a time, where there is memory for them; of one tenant, and for files of the page, one
-each."""
+at most."""
 MEMORY_BYTES = 6 << 30
 """Memory of a child, at most."""
 CONTAINERS_PART = 2
@@ -38,32 +39,45 @@ ADDRESS_BYTES = 6 << 30
 """Address space, of which DuckDB reserves some without using it."""
 
 
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """Somebody who waits for a child."""
+
+    key: str
+    is_file: bool
+
+
 class BusyError(SinkError):
     """It was not the caller's turn to have a child."""
 
 
 class Children:
-    """Who may have a child: those that wait longest first, and one key (tenant) one at a time.
-    Thread-safe."""
+    """Who may have a child: those that wait longest first, and one key (tenant) one at a time; one
+    child at a time reads a file of the page. Thread-safe."""
 
     def __init__(self) -> None:
         self._forked = ForkedChildren()
         self._changed = threading.Condition()
-        self._waiting: list[tuple[object, str]] = []
-        self._running: set[str] = set()
+        self._waiting: list[_Asked] = []
+        self._running: dict[str, bool] = {}
+        """By key: whether its child reads a file."""
 
     @contextmanager
-    def place(self, key: str, wait_s: float) -> Iterator[None]:
-        """Within this context a child may run. Raises BusyError where it is not the caller's turn
-        within `wait_s`."""
-        one = object(), key
+    def place(self, key: str, wait_s: float, *, is_file: bool = False) -> Iterator[None]:
+        """Within this context a child may run; `is_file`: it reads a file of the page. Raises
+        BusyError where it is not the caller's turn within `wait_s`."""
+        one = _Asked(key, is_file)
         at_once = _at_once(_budget_bytes())
         with self._changed:
             self._waiting.append(one)
             try:
-                if not self._changed.wait_for(lambda: self._next(at_once) == one, wait_s):
+                if not self._changed.wait_for(lambda: self._next(at_once) is one, wait_s):
                     raise BusyError("too much is computed at once", "try again later")
-                self._running.add(key)
+                self._running[key] = is_file
             finally:
                 self._waiting.remove(one)
                 self._changed.notify_all()
@@ -71,7 +85,7 @@ class Children:
             yield
         finally:
             with self._changed:
-                self._running.discard(key)
+                del self._running[key]
                 self._changed.notify_all()
 
     def output_of(
@@ -83,6 +97,7 @@ class Children:
         *,
         given: bytes = b"",
         stdin: int | None = None,
+        is_over: Callable[[], bool] = _never,
     ) -> tuple[bytes, bool]:
         """As the function `output_of`, of a module's `main`: by a fork, or by a start where there
         can be none, or where memory is so short that what children are forked of has no room. The
@@ -90,22 +105,36 @@ class Children:
         ends_s = time.monotonic() + seconds
         if memory_bytes() >= LEAST_BYTES:
             found = self._forked.output_of(
-                module, arguments, seconds, most_bytes, given=given, stdin=stdin
-            )
+                module, arguments, seconds, most_bytes,
+                given=given, stdin=stdin, is_over=is_over,
+            )  # fmt: skip
             if found is not None:
                 return found
         argv = interpreter.command(module, *arguments)
         left_s = max(0.0, ends_s - time.monotonic())
-        return output_of(argv, left_s, most_bytes, given=given, stdin=stdin)
+        return output_of(argv, left_s, most_bytes, given=given, stdin=stdin, is_over=is_over)
 
     def close(self) -> None:
         """End what children are forked of, and children that still run."""
         self._forked.close()
 
-    def _next(self, at_once: int) -> tuple[object, str] | None:
+    def others_wait(self, key: str) -> bool:
+        """Whether somebody else than this key waits for a child."""
+        with self._changed:
+            return any(one.key != key for one in self._waiting)
+
+    def _next(self, at_once: int) -> _Asked | None:
         if len(self._running) >= at_once:
             return None
-        return next((one for one in self._waiting if one[1] not in self._running), None)
+        reads_file = any(self._running.values())
+        return next(
+            (
+                one
+                for one in self._waiting
+                if one.key not in self._running and not (reads_file and one.is_file)
+            ),
+            None,
+        )
 
 
 def memory_bytes() -> int:
@@ -149,20 +178,25 @@ def output_of(
     *,
     given: bytes = b"",
     stdin: int | None = None,
+    is_over: Callable[[], bool] = _never,
 ) -> tuple[bytes, bool]:
     """(what a child wrote, b'' where it was killed or did not end well; whether it was killed for
-    its time). `given`: its standard input; or `stdin`, a file. Raises OSError."""
+    its time). `given`: its standard input; or `stdin`, a file. `is_over`: whether its time is over
+    sooner; asked every `POLL_S`. Raises OSError."""
     if stdin is None:
         stdin = subprocess.PIPE if given else subprocess.DEVNULL
     child = interpreter.start(argv, stdin=stdin, ends_first=True)
-    late = threading.Event()
+    late, ended = threading.Event(), threading.Event()
 
-    def end() -> None:
-        late.set()
-        child.kill()
+    def end_in_time() -> None:
+        ends_s = time.monotonic() + seconds
+        while not ended.wait(min(POLL_S, max(0.0, ends_s - time.monotonic()))):
+            if time.monotonic() >= ends_s or is_over():
+                late.set()
+                child.kill()
+                return
 
-    deadline = threading.Timer(seconds, end)
-    deadline.start()
+    threading.Thread(target=end_in_time, name="sonde-deadline").start()
     try:
         if child.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -174,6 +208,6 @@ def output_of(
     except subprocess.TimeoutExpired:
         is_whole = False
     finally:
-        deadline.cancel()
+        ended.set()
         interpreter.give_up(child)
     return (content if is_whole else b""), late.is_set()

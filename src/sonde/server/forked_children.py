@@ -11,7 +11,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from sonde import interpreter
@@ -27,6 +27,8 @@ PAUSE_S = 300.0
 """After one that ended before it forked: there is a reason why it cannot run here."""
 END_S = 5.0
 """For a child to end once it has answered."""
+POLL_S = 0.5
+"""How often it is looked whether a child's time is over sooner than it might be."""
 _PIECE_BYTES = 256 << 10
 
 
@@ -50,6 +52,7 @@ class ForkedChildren:
         *,
         given: bytes = b"",
         stdin: int | None = None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> tuple[bytes, bool] | None:
         """As `children.output_of`; None where no child can be forked. `stdin`: a file in place of
         `given`."""
@@ -73,7 +76,7 @@ class ForkedChildren:
                 return None
             self._has_forked = True
             try:
-                content = _exchanged(ours, pidfd, ends_s, most_bytes, given)
+                content = _exchanged(ours, pidfd, ends_s, most_bytes, given, is_over)
             except TimeoutError:
                 return b"", True
             finally:
@@ -176,7 +179,12 @@ def _started(ours: socket.socket, ends_s: float) -> int | None:
 
 
 def _exchanged(
-    ours: socket.socket, pidfd: int, ends_s: float, most_bytes: int, given: bytes
+    ours: socket.socket,
+    pidfd: int,
+    ends_s: float,
+    most_bytes: int,
+    given: bytes,
+    is_over: Callable[[], bool],
 ) -> bytes:
     """What the child writes; b'' where it is too much, or it did not end well. Raises
     TimeoutError."""
@@ -188,8 +196,7 @@ def _exchanged(
         ours.shutdown(socket.SHUT_WR)
     with suppress(ConnectionError):
         while size <= most_bytes + len(WHOLE):
-            _wait_until(ours, ends_s)
-            piece = ours.recv(_PIECE_BYTES)
+            piece = _received(ours, ends_s, is_over)
             if not piece:
                 break
             pieces.append(piece)
@@ -203,6 +210,17 @@ def _exchanged(
         return b""
     pieces[-1] = pieces[-1].removesuffix(WHOLE)
     return b"".join(pieces)
+
+
+def _received(ours: socket.socket, ends_s: float, is_over: Callable[[], bool]) -> bytes:
+    """What the child writes next; b'': nothing more. Raises TimeoutError."""
+    while True:
+        _wait_until(ours, min(ends_s, time.monotonic() + POLL_S))
+        try:
+            return ours.recv(_PIECE_BYTES)
+        except TimeoutError:
+            if time.monotonic() >= ends_s or is_over():
+                raise
 
 
 def _wait_until(ours: socket.socket, ends_s: float) -> None:

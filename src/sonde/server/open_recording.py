@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonde.errors import SondeError
+from sonde.errors import CaptureTooLarge, SondeError
 from sonde.limits import VARIABLE
 from sonde.server.children import keep_within
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GOOD, BAD = b"+", b"-"
 """The first byte of the answer."""
+ERROR_BYTES = 64 << 10
+"""Room for an error, and for what comes before the document."""
 _MAX_STACKS = 200_000
 """Stacks of one kind that are sent, those with most time or bytes (or events, of a kind that has
 only these); `total` sums up the others, too."""
@@ -33,8 +35,8 @@ _SHOWN = ("cpu", "blocked", "runqueue", "device", "kernel", "mapped")
 
 
 def main() -> None:
-    """`MEMORY_BYTES CPU_S`: read the file, write the answer."""
-    memory_bytes, cpu_s = map(int, sys.argv[1:3])
+    """`MEMORY_BYTES CPU_S ANSWER_BYTES`: read the file, write the answer."""
+    memory_bytes, cpu_s, answer_bytes = map(int, sys.argv[1:4])
     keep_within(memory_bytes, cpu_s)
     # What may be read; the rest of the memory is for what is made of it: tables, timeline, answer.
     os.environ[VARIABLE] = str(memory_bytes // 4)
@@ -42,7 +44,18 @@ def main() -> None:
     try:
         from sonde.export import packed
 
-        answer = GOOD + packed.encode(document(path))
+        left_bytes = answer_bytes
+
+        def check(piece: bytes) -> None:
+            nonlocal left_bytes
+            left_bytes -= len(piece)
+            if left_bytes < 0:
+                raise _too_large(answer_bytes)
+
+        content = packed.encode(document(path), check)
+        if len(content) > answer_bytes:
+            raise _too_large(answer_bytes)
+        answer = GOOD + content
     except SondeError as error:
         answer = _refusal(error.cause.replace(str(path), "the file"), error.remedy)
     except MemoryError:
@@ -55,6 +68,14 @@ def main() -> None:
             "report it with the output of `SONDE_DEBUG=1 sonde explain FILE`",
         )
     sys.stdout.buffer.write(answer)
+
+
+def _too_large(answer_bytes: int) -> CaptureTooLarge:
+    return CaptureTooLarge(
+        f"what the page shows of the file has more than {answer_bytes / 1e6:,.1f} MB",
+        "read answers that are still on their way first; `sonde explain FILE` and"
+        " `sonde report FILE` on your machine have no such limit",
+    )
 
 
 def _refusal(cause: str, remedy: str) -> bytes:

@@ -36,17 +36,21 @@ def _agents() -> dict[str, Any]:
 
     schema = {
         "type": "object",
-        "required": ["agents", "paused"],
+        "required": ["agents", "not_shown", "paused"],
         "properties": {
             "agents": rows(
                 node={"type": "string"},
                 seen_s={"type": "number"},
                 state={"enum": [*AgentState]},
             ),
+            "not_shown": {
+                "type": "integer",
+                "description": "agents beyond these: ask with `after`, the last one's name",
+            },
             "paused": rows(authority={"enum": [*PausedBy]}, since_s={"type": "integer"}),
         },
     }
-    return {"description": "both", "content": {"application/json": {"schema": schema}}}
+    return {"description": "by name", "content": {"application/json": {"schema": schema}}}
 
 
 def document() -> dict[str, Any]:
@@ -180,6 +184,14 @@ def document() -> dict[str, Any]:
     paths["/v1/agents"] = {
         "get": {
             "summary": "the tenant's agents that this server has seen since its start, and pauses",
+            "parameters": [
+                {
+                    "name": "after",
+                    "in": "query",
+                    "description": "name of a node: agents behind it alone",
+                    "schema": {"type": "string"},
+                }
+            ],
             "responses": {"200": _agents()} | _REFUSALS,
         }
     }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -32,34 +33,40 @@ class SeenAgent:
 
 
 class SeenAgents:
-    """The agents that sent or asked something since this server started."""
+    """The agents that sent or asked something since this server started. Thread-safe."""
 
     def __init__(self, nodes_a_tenant: int) -> None:
         """`nodes_a_tenant`: beyond, the one that was seen least recently is dropped."""
         self._max_nodes = nodes_a_tenant
         self._seen: dict[str, OrderedDict[str, SeenAgent]] = {}
+        self._lock = threading.Lock()
 
     def note(self, tenant: str, node: str, reported: str) -> None:
         """An agent sent or asked something; `reported`: the state that it names."""
         state = AgentState.PAUSED if reported == AgentState.PAUSED else AgentState.COLLECTING
-        nodes = self._seen.setdefault(tenant, OrderedDict())
-        nodes[node] = SeenAgent(node, time.time(), state)
-        nodes.move_to_end(node)
-        if len(nodes) > self._max_nodes:
-            nodes.popitem(last=False)
+        with self._lock:
+            nodes = self._seen.setdefault(tenant, OrderedDict())
+            nodes[node] = SeenAgent(node, time.time(), state)
+            nodes.move_to_end(node)
+            if len(nodes) > self._max_nodes:
+                nodes.popitem(last=False)
 
     def of(self, tenant: str) -> Sequence[SeenAgent]:
         """The agents of a tenant, by name, with their present state."""
         silent_s = time.time() - SILENT_S
+        with self._lock:
+            nodes = list(self._seen.get(tenant, {}).values())
+        nodes.sort(key=lambda one: one.node)
         return [
             one if one.seen_s >= silent_s else SeenAgent(one.node, one.seen_s, AgentState.SILENT)
-            for _, one in sorted(self._seen.get(tenant, {}).items())
+            for one in nodes
         ]
 
     def counts(self) -> dict[AgentState, int]:
         """Number of agents of all tenants, by state."""
         found, silent_s = dict.fromkeys(AgentState, 0), time.time() - SILENT_S
-        for nodes in self._seen.values():
-            for one in nodes.values():
-                found[one.state if one.seen_s >= silent_s else AgentState.SILENT] += 1
+        with self._lock:
+            seen = [one for nodes in self._seen.values() for one in nodes.values()]
+        for one in seen:
+            found[one.state if one.seen_s >= silent_s else AgentState.SILENT] += 1
         return found

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import ipaddress
-from collections import Counter
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -15,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from sonde.server.answers import Answer
 from sonde.server.left_out import FILES, ROWS
+from sonde.server.unsent import Unsent
 
 _WORTH_PACKING = 64 << 10
 """Answers with more bytes are compressed."""
@@ -56,16 +56,16 @@ def _is_near(request: Request) -> bool:
 class PacedResponse(Response):
     """An answer that a connection gets piece by piece, and that counts as unsent meanwhile."""
 
-    def __init__(self, packed: Packed, unsent_bytes: Counter[str], tenant: str) -> None:
-        """`unsent_bytes`: bytes of unsent answers by tenant, which this answer adds to."""
+    def __init__(self, packed: Packed, unsent: Unsent, tenant: str) -> None:
+        """`unsent`: which this answer adds to. Raises RefusedRequestError where it has no room."""
+        unsent.check(tenant, len(packed.content))
         super().__init__(packed.content, media_type=packed.media_type, headers=packed.headers)
-        self._unsent_bytes, self._tenant = unsent_bytes, tenant
+        self._unsent, self._tenant = unsent, tenant
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send it; returns once the connection has taken all of it or is gone."""
         size = len(self.body)
-        self._unsent_bytes[self._tenant] += size
-        try:
+        with self._unsent.held(self._tenant, size):
             headers = self.raw_headers
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": headers}
@@ -74,7 +74,3 @@ class PacedResponse(Response):
                 piece = self.body[at : at + _PIECE_BYTES]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        finally:
-            self._unsent_bytes[self._tenant] -= size
-            if not self._unsent_bytes[self._tenant]:
-                del self._unsent_bytes[self._tenant]

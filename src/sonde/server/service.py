@@ -15,19 +15,17 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
-from sonde.limits import is_plausible
 from sonde.ownership import only_ours
-from sonde.query import framing
-from sonde.query.capture import DamagedChunkError, chunk_meta
 from sonde.query.selection import Selection
 from sonde.query.stored_session import StoredSession
+from sonde.server import chunk_bodies
 from sonde.server.children import Children
+from sonde.server.chunk_bodies import BodyLimits, BodyRefusedError, Framed
 from sonde.server.collection_pauses import CollectionPauses
 from sonde.server.damaged_files import DamagedFiles, IntactPaths
 from sonde.server.seen_agents import SeenAgents
@@ -65,7 +63,9 @@ class ServerLimits:
     bodies_bytes: int = 192 << 20
     """Of all requests in progress together; one tenant gets a quarter of it."""
     meta_bytes: int = 64 << 10
-    """Of the metadata of one chunk; Sonde writes about 2 KB."""
+    """Of the metadata of one chunk; Sonde writes about 1 KB."""
+    metas_bytes: int = 1 << 20
+    """Of the metadata of all chunks of one request."""
     raw_bytes: int = 32 << 20
     """Of one chunk, decompressed."""
     body_s: float = 15.0
@@ -217,6 +217,12 @@ class Service:
         self.folder = folder.resolve()
         self.limits = limits or ServerLimits()
         self.counters = Counters()
+        self._body_limits = BodyLimits(
+            self.limits.chunks_a_request,
+            self.limits.meta_bytes,
+            self.limits.metas_bytes,
+            self.limits.raw_bytes,
+        )
         self._open_tenant = open_tenant
         self.incidents = incidents
         self.fleet = fleet
@@ -350,46 +356,45 @@ class Service:
 
         Raises RefusedRequestError; WalBusyError where the disk is behind.
         """
+        chunks = self.framed(caller, node, body)
+        return self.put(caller, node, chunks, self.unpacked_bytes(chunks))
+
+    def framed(self, caller: Caller, node: str, body: bytes) -> list[Framed]:
+        """The chunks of a body, with metadata that is not decoded yet. Raises RefusedRequestError
+        where they are damaged, or where no chunk of this node is taken now."""
         self._check_node(caller.tenant, node)
         self._check_log(caller.tenant)
-        parts = self._checked(caller, body)
+        with self._refusals():
+            return chunk_bodies.framed(body, self._body_limits)
+
+    def unpacked_bytes(self, chunks: Sequence[Framed]) -> int:
+        """What the chunks of a body come to, decompressed. May be called in any thread. Raises
+        RefusedRequestError unless their metadata is valid."""
+        with self._refusals():
+            return chunk_bodies.unpacked_bytes(chunks, self._body_limits)
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Within it a body that is not taken is counted, and raises RefusedRequestError."""
+        try:
+            yield
+        except BodyRefusedError as error:
+            self.counters.refuse(error.why)
+            raise RefusedRequestError(error.status, error.cause, error.remedy) from None
+
+    def put(
+        self, caller: Caller, node: str, chunks: Sequence[Framed], unpacked_bytes: int
+    ) -> list[tuple[Future[None], bool]]:
+        """Put the checked chunks of a body into the log: as `take`."""
+        self._check_node(caller.tenant, node)  # others may have taken its place meanwhile
+        size_bytes = sum(len(one.content) for one in chunks)
+        self._charge(caller, unpacked_bytes // UNPACKED_SHARE - size_bytes)
         self._nodes.setdefault(caller.tenant, set()).add(node)
         found = []
-        for part in parts:
-            digest = digest_of(caller.tenant, node, part)
-            found.append(self._take_one(caller.tenant, node, digest, part))
+        for one in chunks:
+            digest = digest_of(caller.tenant, node, one.content)
+            found.append(self._take_one(caller.tenant, node, digest, one.content))
         return found
-
-    def _checked(self, caller: Caller, body: bytes) -> list[bytes]:
-        """The chunks of a body. Raises RefusedRequestError unless all are valid."""
-        parts: list[bytes] = []
-        at = unpacked = 0
-        file = BytesIO(body)
-        while at < len(body):
-            chunk = framing.chunk_at(file, len(body), at)
-            if chunk is None or len(parts) >= self.limits.chunks_a_request:
-                self.counters.refuse("damaged")
-                raise RefusedRequestError(400, "a chunk is damaged, or too many", "send it again")
-            try:
-                if len(chunk.meta) > self.limits.meta_bytes:
-                    raise DamagedChunkError("meta: too long")
-                raw_len = chunk_meta(chunk.meta)["raw_len"]
-            except DamagedChunkError:
-                self.counters.refuse("meta")
-                raise RefusedRequestError(400, "a chunk is described wrongly", "") from None
-            if raw_len > self.limits.raw_bytes or not is_plausible(raw_len, len(chunk.payload)):
-                self.counters.refuse("unpacked")
-                raise RefusedRequestError(
-                    413, f"a chunk unpacks to {raw_len:,} bytes", "send chunks more often"
-                )
-            unpacked += raw_len
-            parts.append(body[at : chunk.end])
-            at = chunk.end
-        if not parts:
-            self.counters.refuse("empty")
-            raise RefusedRequestError(400, "there is no chunk in the request", "send one")
-        self._charge(caller, unpacked // UNPACKED_SHARE - len(body))
-        return parts
 
     def note_agent(self, caller: Caller, node: str, reported: str) -> None:
         """An agent sent or asked something; `reported`: the state that it names."""
