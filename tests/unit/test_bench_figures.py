@@ -544,7 +544,9 @@ def test_builds_of_the_field_are_as_measured() -> None:
     result = "bench/field_builds/results/vm.jsonl"
     for line in (ROOT / result).read_text("utf-8").splitlines():
         one = json.loads(line)
-        hooks, _, inside = row_of("docs/design/cost.md", result, f"{one['build']} |").split(" | ")[2:5]
+        hooks, _, inside = row_of("docs/design/cost.md", result, f"{one['build']} |").split(" | ")[
+            2:5
+        ]
         first = one["recordings"][0]
         assert hooks == str(first["hooks"]), one["build"]
         assert inside.startswith(f"{first.get('inside_ms', 0.0):.0f} ms"), one["build"]
