@@ -110,6 +110,7 @@ class _Answer(msgspec.Struct):
     agents: list[_Agent] = []
     paused: list[_Pause] = []
     collect: bool = True
+    not_shown: int = 0
 
 
 def _over_http(url: str, action: str) -> None:
@@ -126,6 +127,8 @@ def _over_http(url: str, action: str) -> None:
         for agent in found.agents:
             ago_s = max(0.0, now_s - agent.seen_s)
             print(f"{one_line(agent.node)}: {one_line(agent.state)}, seen {ago_s:.0f} s ago")
+        if found.not_shown:
+            print(f"{found.not_shown:,} more are not shown")
 
 
 def _request(url: str, method: str, path: str, **parameters: str) -> _Answer:
