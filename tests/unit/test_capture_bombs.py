@@ -369,17 +369,34 @@ def test_payloads_with_wrong_checksums_hold_no_memory(tmp_path, monkeypatch):
     assert capture.tables["sample"].num_rows == 1
 
 
-def test_large_metadata_is_not_kept_decoded(tmp_path):
-    """Of each chunk a megabyte, whose lists take forty times as much."""
+def test_metadata_of_many_values_is_damage(tmp_path):
+    """Of each chunk a megabyte, whose lists would take forty times as much; the chunks around them
+    are read."""
     path = tmp_path / "a.sonde"
     metadata(path, "[]", 8)
+    with path.open("ab") as out:
+        tables = {"sample": filled("sample", [{"pid": 9, "kind": "cpu"}])}
+        out.write(chunk(tables, **meta(8)))
     tracemalloc.start()
     capture = read(path)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert capture.info.chunks == 8
+    assert (capture.info.chunks, capture.info.chunks_damaged) == (1, 8)
+    assert capture.tables["sample"].num_rows == 1
+    assert peak_bytes < 16 << 20
+
+
+def test_metadata_of_long_texts_is_read(tmp_path):
+    """Of each chunk a megabyte, which is one value; of all of them one is kept."""
+    path = tmp_path / "a.sonde"
+    metadata(path, json.dumps("[," * 400_000), 8)
+    tracemalloc.start()
+    capture = read(path)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (capture.info.chunks, capture.info.chunks_damaged) == (8, 0)
     assert capture.tables["sample"].num_rows == 8
-    assert len(capture.info.host["x"]) > 300_000
+    assert [len(text) for text in capture.info.host["x"]] == [800_000]
     assert peak_bytes < 2 * JSON_BYTES * 1_000_000
 
 
