@@ -12,12 +12,33 @@ use perf_event_open_sys as sys;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PyString, PyTuple};
 use sonde_events::interest::{Interest, Wanted};
-use sonde_events::records::{cpu_list, Event, Record};
+use sonde_events::records::{cpu_list, is_exec, Event, Record};
+use sonde_events::shares::{Party, Shares, UNKNOWN};
 use sys::bindings as abi;
 
-/// Pages of records in a CPU's ring: a power of two. A machine that compiles on all CPUs fills 64 KiB
-/// in less time than an agent may have to wait for a CPU.
-const RING_PAGES: usize = 64;
+/// What a ring has. Each kind has its ring, so that who maps or names in a loop fills no ring with the
+/// births and deaths of others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Mappings,
+    Names,
+    Tasks,
+}
+
+impl Kind {
+    /// Those that come later in a process's life come first: the rings' heads are noted in this order.
+    const ALL: [Self; 3] = [Self::Mappings, Self::Names, Self::Tasks];
+
+    /// Pages of records in a CPU's ring: a power of two. A machine that compiles on all CPUs fills
+    /// 64 KiB in less time than an agent may have to wait for a CPU, mostly with mappings.
+    fn pages(self) -> usize {
+        match self {
+            Self::Mappings => 64,
+            Self::Tasks => 32,
+            Self::Names => 16,
+        }
+    }
+}
 
 pub fn online_cpus() -> Result<Vec<i32>> {
     cpu_list(&std::fs::read_to_string("/sys/devices/system/cpu/online")?)
@@ -48,13 +69,14 @@ pub fn open_sampling(cpu: i32, hz: u64) -> Result<RawFd> {
 
 /// One CPU's ring of records.
 struct Ring {
+    kind: Kind,
     fd: OwnedFd,
     base: *mut u8,
     page: usize,
 }
 
 impl Ring {
-    fn new(cpu: i32) -> Result<Self> {
+    fn new(cpu: i32, kind: Kind) -> Result<Self> {
         let mut attr = abi::perf_event_attr::default();
         attr.type_ = abi::PERF_TYPE_SOFTWARE;
         attr.config = u64::from(abi::PERF_COUNT_SW_DUMMY);
@@ -64,11 +86,11 @@ impl Ring {
         attr.set_watermark(1);
         attr.set_use_clockid(1);
         attr.set_sample_id_all(1);
-        attr.set_mmap(1);
-        attr.set_mmap2(1);
-        attr.set_comm(1);
-        attr.set_comm_exec(1);
-        attr.set_task(1);
+        attr.set_mmap(u64::from(kind == Kind::Mappings));
+        attr.set_mmap2(u64::from(kind == Kind::Mappings));
+        attr.set_comm(u64::from(kind == Kind::Names));
+        attr.set_comm_exec(u64::from(kind == Kind::Names));
+        attr.set_task(u64::from(kind == Kind::Tasks));
         // SAFETY: the descriptor was just opened and belongs to nobody else.
         let fd = unsafe { OwnedFd::from_raw_fd(open(&mut attr, cpu)?) };
         // SAFETY: asks for the size of a page.
@@ -77,7 +99,7 @@ impl Ring {
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
-                page * (1 + RING_PAGES),
+                page * (1 + kind.pages()),
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 fd.as_raw_fd(),
@@ -87,7 +109,7 @@ impl Ring {
         if base == libc::MAP_FAILED {
             return Err(Error::last_os_error());
         }
-        Ok(Self { fd, base: base.cast(), page })
+        Ok(Self { kind, fd, base: base.cast(), page })
     }
 
     fn control(&self) -> *mut abi::perf_event_mmap_page {
@@ -103,8 +125,8 @@ impl Ring {
     }
 
     /// Hand every record up to `head` to `each`.
-    fn drain(&mut self, head: u64, mut each: impl FnMut(Record)) {
-        let size = (self.page * RING_PAGES) as u64;
+    fn drain(&mut self, head: u64, mut each: impl FnMut(u32, u16, &[u8])) {
+        let size = (self.page * self.kind.pages()) as u64;
         let control = self.control();
         // SAFETY: the control page is mapped; the tail is written by us alone.
         let mut tail = unsafe { std::ptr::read_volatile(&raw const (*control).data_tail) };
@@ -129,7 +151,7 @@ impl Ring {
                 break;
             }
             copy(&mut record, tail + 8, usize::from(length) - 8);
-            each(Record::new(kind, misc, &record));
+            each(kind, misc, &record);
             tail += u64::from(length);
         }
         fence(Ordering::Release);
@@ -141,7 +163,7 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `new`, not used after this.
-        unsafe { libc::munmap(self.base.cast(), self.page * (1 + RING_PAGES)) };
+        unsafe { libc::munmap(self.base.cast(), self.page * (1 + self.kind.pages())) };
     }
 }
 
@@ -278,6 +300,9 @@ fn event_of(py: Python<'_>, event: Event) -> PyResult<Py<PyAny>> {
 pub struct ProcessEvents {
     rings: Vec<Ring>,
     interest: Interest,
+    shares: Shares,
+    /// Returns the party of a process; without it all events are handled.
+    party_of: Option<Py<PyAny>>,
     /// Read and not reported yet.
     kept: Vec<Record>,
     lost: u64,
@@ -289,19 +314,44 @@ const MAX_KEPT: usize = 16_384;
 
 impl ProcessEvents {
     /// Reads what is in the rings. Returns whether any of it is wanted at once.
-    fn read(&mut self) -> bool {
-        let mut records = Vec::new();
+    fn read(&mut self, py: Python<'_>) -> bool {
         // How far to read of each ring is noted before any is read. So if a record is read, those
         // before it on other CPUs are, too: a fork before the mappings of the new process.
         let heads: Vec<u64> = self.rings.iter().map(Ring::head).collect();
-        for (ring, head) in self.rings.iter_mut().zip(heads) {
-            ring.drain(head, |record| match record.lost() {
-                Some(lost) => self.lost += lost,
-                None => records.push(record),
-            });
+        let now = Instant::now();
+        let (shares, lost_before) = (&mut self.shares, self.lost);
+        shares.begin(now);
+        let party_of = self.party_of.as_ref();
+        let mut ask = |pid: u32| -> Party {
+            let found = party_of.and_then(|it| it.call1(py, (pid,)).ok());
+            found.and_then(|it| it.extract(py).ok()).unwrap_or(UNKNOWN)
+        };
+        let mut records = Vec::new();
+        for kind in Kind::ALL.into_iter().rev() {
+            for (ring, head) in self.rings.iter_mut().zip(&heads) {
+                if ring.kind != kind {
+                    continue;
+                }
+                ring.drain(*head, |number, misc, body| {
+                    let whole = || Record::new(number, misc, body);
+                    if number == abi::PERF_RECORD_LOST {
+                        self.lost += whole().lost().unwrap_or(0);
+                    } else if kind == Kind::Tasks
+                        || party_of.is_none()
+                        || shares.admits((number, is_exec(number, misc)), body, &mut ask)
+                    {
+                        records.push(whole());
+                    }
+                });
+            }
+            if kind == Kind::Tasks && party_of.is_some() {
+                records.sort_by_key(|it: &Record| it.time_ns); // a birth before those of its children
+                records.retain(|it| shares.admits((it.kind, false), &it.body, &mut ask));
+            }
         }
+        shares.end(self.lost - lost_before);
         records.sort_by_key(|it| it.time_ns);
-        let (now, mut hurries) = (Instant::now(), false);
+        let mut hurries = false;
         for record in records {
             let wanted = self.interest.wants(&record, now);
             hurries |= wanted == Wanted::AtOnce;
@@ -326,10 +376,15 @@ fn waiting_for(fds: impl IntoIterator<Item = RawFd>) -> Vec<libc::pollfd> {
 
 #[pymethods]
 impl ProcessEvents {
+    /// `party_of`: returns the number of the party of a process, with a share of what is handled.
     #[new]
-    fn new() -> PyResult<Self> {
-        let rings = online_cpus()?.into_iter().map(Ring::new).collect::<Result<_>>()?;
-        Ok(Self { rings, interest: Interest::default(), kept: Vec::new(), lost: 0 })
+    #[pyo3(signature = (party_of=None))]
+    fn new(party_of: Option<Py<PyAny>>) -> PyResult<Self> {
+        let cpus = online_cpus()?;
+        let each = Kind::ALL.iter().flat_map(|kind| cpus.iter().map(|cpu| Ring::new(*cpu, *kind)));
+        let rings = each.collect::<Result<_>>()?;
+        let (interest, shares) = (Interest::default(), Shares::new(Instant::now()));
+        Ok(Self { rings, interest, shares, party_of, kept: Vec::new(), lost: 0 })
     }
 
     /// Wait until there are events, or one of the descriptors `also` has something to read, at most
@@ -350,7 +405,7 @@ impl ProcessEvents {
                 return false;
             }
             if fds[..others].iter().any(|it| it.revents != 0)
-                || self.read()
+                || self.read(py)
                 || self.kept.len() >= MAX_KEPT
                 || py.detach(|| poll(&mut fds[..others], kept_ms.min(left_ms))) != 0
             {
@@ -366,7 +421,7 @@ impl ProcessEvents {
 
     /// All events since the last call that are wanted, in order of time.
     fn drain<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        self.read();
+        self.read(py);
         let records = std::mem::take(&mut self.kept);
         let events: PyResult<Vec<_>> =
             records.iter().filter_map(Record::event).map(|it| event_of(py, it)).collect();
@@ -377,6 +432,7 @@ impl ProcessEvents {
     /// of either. Other events of all processes are reported still, but `wait` does not return for
     /// those of others.
     fn follow(&mut self, pids: Vec<u32>) {
+        self.shares.give(pids.iter().copied());
         self.interest.follow(pids);
     }
 
@@ -390,6 +446,30 @@ impl ProcessEvents {
     #[getter]
     fn lost(&self) -> u64 {
         self.lost
+    }
+
+    /// Events beyond the share of a party, so far.
+    #[getter]
+    fn left_out(&self) -> u64 {
+        self.shares.left_out
+    }
+
+    /// The events of the last `drain` took so much CPU time: their parties' shares pay for it.
+    fn charge(&mut self, cpu_s: f64) {
+        self.shares.charge(cpu_s);
+    }
+
+    /// Processes of which events were left out a while ago, `most` at most: they are to be read from
+    /// /proc now.
+    fn unseen(&mut self, most: usize) -> Vec<u32> {
+        self.shares.unseen(most)
+    }
+
+    /// (party, process that made most of them, events): what was lost or left out since the last call,
+    /// most first.
+    fn take_left_out(&mut self) -> Vec<(Party, u32, u64)> {
+        let found = self.shares.take_left_out();
+        found.into_iter().map(|it| (it.party, it.pid, it.count)).collect()
     }
 }
 

@@ -365,7 +365,12 @@ class ProcessEvents:
     """What processes of the whole machine do, as it happens."""
 
     lost: int
-    def __init__(self) -> None: ...
+    """Events the kernel had no room for, so far."""
+    left_out: int
+    """Events beyond the share of a party, so far."""
+    def __init__(self, party_of: Callable[[int], int] | None = None) -> None:
+        """`party_of`: returns the party of a process. With it, events of one party beyond a share
+        of the time that events take are left out; without it none is."""
     def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
         """Until something happened, or a descriptor of `also` has something to read: True. With
         `kept_ms`: until a process maps a file that was not passed over; what else happens is looked
@@ -377,6 +382,15 @@ class ProcessEvents:
     def follow(self, pids: Sequence[int]) -> None:
         """From now on report mappings by these processes, by those named before and by all their
         descendants only. Other events of other processes are reported but wake nobody."""
+    def charge(self, cpu_s: float) -> None:
+        """The events of the last `drain` took so much CPU time: the shares of their parties pay for
+        it."""
+    def unseen(self, most: int) -> list[int]:
+        """Processes of which events were left out a while ago, `most` at most: from now on their
+        events are reported again, and their state is to be read from /proc."""
+    def take_left_out(self) -> list[tuple[int, int, int]]:
+        """(party, process that made most of them, events): what was lost or left out since the last
+        call, most first."""
     def ignore_mappings(self, file: tuple[int, int, int], path: str, seconds: float) -> None:
         """Report no more mappings of a file (major, minor, inode) by this path for a while, nor of
         those of no file; the program that a process executes is reported all the same."""

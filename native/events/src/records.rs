@@ -68,6 +68,12 @@ fn time_of(body: &[u8]) -> u64 {
     body.len().checked_sub(8).map_or(0, |at| u64_at(body, at))
 }
 
+/// Whether a record of this type and with these flags has the name that a process got by executing a
+/// program.
+pub fn is_exec(kind: u32, misc: u16) -> bool {
+    kind == abi::PERF_RECORD_COMM && u32::from(misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0
+}
+
 impl Record {
     /// A record of this type, with these flags and this body.
     pub fn new(kind: u32, misc: u16, body: &[u8]) -> Self {
@@ -79,10 +85,9 @@ impl Record {
         u32_at(&self.body, 0)
     }
 
-    /// Whether it has the name that a process got by executing a program.
+    /// As `is_exec` of its type and flags.
     pub fn is_exec(&self) -> bool {
-        self.kind == abi::PERF_RECORD_COMM
-            && u32::from(self.misc) & abi::PERF_RECORD_MISC_COMM_EXEC != 0
+        is_exec(self.kind, self.misc)
     }
 
     pub fn is_mapping(&self) -> bool {

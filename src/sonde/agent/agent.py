@@ -171,7 +171,7 @@ class Agent:
         if not self._privileged:
             return NullProcessEvents()
         try:
-            return _native.ProcessEvents()
+            return _native.ProcessEvents(procfs.party_of)
         except OSError as error:
             raise refusal(error) from error
 
@@ -481,6 +481,7 @@ class Agent:
             text = f"code of {procfs.name_of(party)} takes too long to name"
             notice = EventRow(self._tick_ns, "notice", "names_put_off", 0, 0, float(count), text)
             self._chunk.add("event", [notice])
+        self._chunk.add("event", self._event_loop.left_out(self._tick_ns))
         for name, new in self._losses.since_last_call():
             row = EventRow(self._tick_ns, "loss", name, 0, 0, float(new), "")
             self._chunk.add("event", [row])

@@ -97,6 +97,9 @@ class Attacher:
     def on_events_lost(self) -> None:
         """Nothing: a process whose mapping was missed is considered when it maps another one."""
 
+    def on_processes_unseen(self, pids: Sequence[int]) -> None:
+        """Nothing, as there."""
+
     def consider(self, pid: int) -> None:
         """Queue a process that uses a device, once, if the policy allows it."""
         try:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from sonde import _native, procfs
+from sonde._native import ProcessEvent
 from sonde.agent.mapping_filter import ignore_mappings
 from sonde.agent.null_process_events import NullProcessEvents
 from sonde.agent.scheduler import Scheduler
 from sonde.agent.unwinding import BUSY_GAP_S, Unwinding
 from sonde.collect.collector import Collector, ProcessEventListener
 from sonde.config import Config
+from sonde.model.rows import EventRow
 from sonde.resolve import Resolver
 
 EVENT_GAP_S = 0.02
@@ -40,6 +42,14 @@ RESYNC_RESET_S = 30.0
 """After this long without losses, the next one is followed by a resync at once again."""
 RESYNC_SHARE = 0.05
 """Share of a CPU that resyncs may take."""
+MAX_UNSEEN = 4
+"""Processes of which events were left out that are read from /proc at one dispatch."""
+REPORT_S = 10.0
+"""Between two reports of which party's events were lost or left out."""
+REPORTED = 16
+"""Parties in one report at most."""
+LEFT_OUT = "process_events_left_out"
+"""Name of the notice."""
 
 
 class Resyncs:
@@ -106,6 +116,9 @@ class EventLoop:
             self.gap_s = STACKLESS_EVENT_GAP_S
         self._lost_before = 0
         self._resyncs = Resyncs()
+        self._next_report_s = 0.0
+        self._reported = 0
+        """`lost` at the last report."""
         self._last_event_s = 0.0
         """When the last process event or request of a walk came (CLOCK_MONOTONIC)."""
         self.is_idle = False
@@ -114,8 +127,24 @@ class EventLoop:
 
     @property
     def lost(self) -> int:
-        """Process events for which the kernel's buffers had no room."""
-        return self._events.lost
+        """Process events for which the kernel's buffers had no room, and those beyond the share of
+        a user or container."""
+        return self._events.lost + self._events.left_out
+
+    def left_out(self, now_ns: int) -> list[EventRow]:
+        """Whose events were lost or left out; at most every `REPORT_S`."""
+        if self.lost == self._reported or time.monotonic() < self._next_report_s:
+            return []
+        self._reported, self._next_report_s = self.lost, time.monotonic() + REPORT_S
+        rows = []
+        for party, pid, count in self._events.take_left_out()[:REPORTED]:
+            found = self._resolver.processes.last_of(pid)
+            start_ns, name = (found.start_ns, found.comm) if found is not None else (0, "")
+            most = f", most of process {pid} ({name})" if name else ""
+            text = f"events of processes of {procfs.name_of(party)}{most}"
+            row = EventRow(now_ns, "notice", LEFT_OUT, pid, start_ns, float(count), text)
+            rows.append(row)
+        return rows
 
     def listen(
         self, collectors: Sequence[Collector], others: Sequence[ProcessEventListener] = ()
@@ -171,27 +200,32 @@ class EventLoop:
     def dispatch(self) -> None:
         """Dispatch process events; resync where some were lost."""
         events = self._events.drain()
+        began_s = time.thread_time()
+        self._hand_on(events)
+        self._events.charge(time.thread_time() - began_s)
+        if self._resyncs.is_due(time.monotonic()):
+            began_s = time.thread_time()
+            self._resync()
+            self._resyncs.done(time.monotonic(), time.thread_time() - began_s)
+
+    def _hand_on(self, events: Sequence[ProcessEvent]) -> None:
+        """Hand events to all that listen, and processes to be read where some were left out."""
         for collector in self._first:
             collector.on_process_events(events)
-        if (
-            not events
-            and self._events.lost == self._lost_before
-            and not self._resyncs.is_due(time.monotonic())
-        ):
+        unseen = self._events.unseen(MAX_UNSEEN)
+        if not events and not unseen and self._events.lost == self._lost_before:
             return
         self._last_event_s = time.monotonic()
         for listener in self._listeners:
             listener.on_process_events(events)
+        for listener in (*self._listeners, *self._first) if unseen else ():
+            listener.on_processes_unseen(unseen)
         if not self._names_code:
             ignore_mappings(self._events, self._collectors)
         if self._events.lost > self._lost_before:
             self._lost_before = self._events.lost
             self._follow_given()
             self._resyncs.lost()
-        if self._resyncs.is_due(time.monotonic()):
-            began_s = time.thread_time()
-            self._resync()
-            self._resyncs.done(time.monotonic(), time.thread_time() - began_s)
 
     def _resync(self) -> None:
         """Have all listeners read the present state of processes."""

@@ -16,6 +16,7 @@ class NullProcessEvents:
     """As `_native.ProcessEvents`, but nothing ever comes."""
 
     lost = 0
+    left_out = 0
 
     def wait(self, timeout_ms: int, also: Sequence[int] = (), kept_ms: int = 0) -> bool:
         """Sleep for `SCAN_MS` at most; True, as a process may have started meanwhile."""
@@ -31,3 +32,14 @@ class NullProcessEvents:
 
     def follow(self, pids: Sequence[int]) -> None:
         """Nothing: there is no event to report."""
+
+    def charge(self, cpu_s: float) -> None:
+        """Nothing: nobody has a share."""
+
+    def unseen(self, most: int) -> list[int]:
+        """Nothing: no event was left out."""
+        return []
+
+    def take_left_out(self) -> list[tuple[int, int, int]]:
+        """Nothing."""
+        return []

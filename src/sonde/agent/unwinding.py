@@ -101,6 +101,11 @@ class Unwinding:
         if self._unwinder is not None:
             self._unwinder.resync()
 
+    def on_processes_unseen(self, pids: Sequence[int]) -> None:
+        """Load these processes into the kernel again."""
+        if self._unwinder is not None:
+            self._unwinder.reload(pids)
+
     def python_of(self, key: tuple[int, int]) -> Interpreter | None:
         """The Python that a process (pid, start_ns) runs or ran last."""
         return self._unwinder.python_of(key) if self._unwinder is not None else None

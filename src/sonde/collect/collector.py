@@ -81,6 +81,10 @@ class ProcessEventListener(Protocol):
     def on_events_lost(self) -> None:
         """Some events were lost: whatever was concluded from events may be wrong."""
 
+    def on_processes_unseen(self, pids: Sequence[int]) -> None:
+        """Events of these processes were left out, perhaps their births: what was concluded of them
+        may be wrong."""
+
 
 class Collector(ABC):
     """One concern of the node.
@@ -146,6 +150,9 @@ class Collector(ABC):
 
     def on_events_lost(self) -> None:
         """Some events were lost: look at what is there now instead."""
+
+    def on_processes_unseen(self, pids: Sequence[int]) -> None:
+        """Events of these processes were left out: look at what they are now."""
 
     def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
         """Files ((major, minor, inode), path) mapped since the last call in which there is nothing

@@ -135,6 +135,10 @@ class DeviceCalls(Collector):
         """Look at what is mapped now instead."""
         self._discovery.resync()
 
+    def on_processes_unseen(self, pids: Sequence[int]) -> None:
+        """Look at what these map now."""
+        self._discovery.look_at(pids)
+
     def ignorable_mappings(self) -> Mapping[tuple[FileKey, str], float]:
         """Files that carry no device API."""
         return self._discovery.irrelevant_files()

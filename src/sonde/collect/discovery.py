@@ -118,6 +118,12 @@ class Discovery:
         for file in self._mapped_now():
             self._saw(file)
 
+    def look_at(self, pids: Iterable[int]) -> None:
+        """Take in what these processes map now, whatever events there were."""
+        for pid in pids:
+            for file in mapped_by(pid, self.unread):
+                self._saw(file)
+
     def _mapped_now(self) -> Iterator[MappedFile]:
         if self._pids is None:
             yield from mapped_now(self.unread)

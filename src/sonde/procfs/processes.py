@@ -75,6 +75,8 @@ def pids() -> list[int]:
 
 def read_stat(pid: int, tid: int = 0) -> Stat | None:
     """The basics of a process, or of one of its threads; None where it is gone."""
+    if not os.access(f"/proc/{pid}", os.F_OK):
+        return None  # where many processes are short-lived, asking would take most of the time
     if tid:
         return _stat(read_file(f"/proc/{pid}/task/{tid}/stat"))
     return _completed(pid, _stat(read_file(f"/proc/{pid}/stat")))

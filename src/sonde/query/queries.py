@@ -56,7 +56,8 @@ LOSS_TEXT = {
     "user_stack": "user stacks that could not be read; kernel frames only",
     "nested_call": "calls that began in one that never returned",
     "forgotten": "stacks dropped before all their waits had ended; their weight is kept",
-    "events": "events of new processes, names and mappings that were lost; /proc was read instead",
+    "events": "events of new processes, names and mappings that were lost, or were beyond the share"
+    " of their user or container; /proc was read instead",
     "lost_ring": "device runs lost because the ring buffer of their process was full",
     "yielded_ms": "milliseconds in which another profiler traced a process's device calls, so that"
     " Sonde did not time them",

@@ -160,7 +160,7 @@ class ProcessImage:
         self.program  # noqa: B018 (the property reads the queue, which is emptied below)
         known_left_out = space.left_out if space is self._space else 0
         replaced = False
-        for event in self.pending if is_kept else ():
+        for event in _lasting(self.pending) if is_kept else ():
             replaced |= space.add(_mapping(event))
         self.left_out += space.left_out - known_left_out
         self._space, self._source = space, "exec"
@@ -227,6 +227,17 @@ class ProcessImage:
         """Like `count`, where a long path counts for several."""
         queued = len(self.pending) + self.queued_bytes // PATH_UNIT_BYTES
         return queued + (0 if self._space is None else self._space.size)
+
+
+def _lasting(events: list[MmapEvent]) -> Iterator[MmapEvent]:
+    """Those of which a later one from the same address does not replace all."""
+    longest: dict[int, int] = {}
+    kept = []
+    for event in reversed(events):
+        if event.length > longest.get(event.address, 0):
+            longest[event.address] = event.length
+            kept.append(event)
+    return reversed(kept)
 
 
 def _mapping(event: MmapEvent) -> Mapping:

@@ -126,6 +126,23 @@ class ProcessTable:
             process.forget_frames()
         self.scan()
 
+    def reread(self, pids: Iterable[int]) -> None:
+        """Events of these processes were left out: take in what they are now."""
+        for pid in pids:
+            found = procfs.read_stat(pid)
+            process = self._live.get(pid)
+            if found is None:
+                if process is not None:
+                    self._mark_ended(process, time.monotonic_ns())
+                continue
+            if process is None or abs(process.start_ns - found.start_ns) > _SAME_START_NS:
+                self._from_proc(pid, found)
+                continue
+            process.on_exec(time.monotonic_ns())  # it may have executed another program
+            process.image = ProcessImage(pid, "proc")
+            process.set_thread_name(pid, found.comm)
+            process.may_have_threads = found.threads != 1
+
     def feed(self, events: Iterable[ProcessEvent]) -> None:
         """Apply process events, in order of time."""
         self._boot_offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.clock_gettime_ns(
@@ -154,11 +171,13 @@ class ProcessTable:
         process = self._live.get(pid)
         return process.start_ns if process is not None else 0
 
+    def last_of(self, pid: int) -> TrackedProcess | None:
+        """The process that has this pid, or the last that is known to have had it."""
+        return self._live.get(pid) or next(reversed(self._dead.get(pid, ())), None)
+
     def parent(self, process: TrackedProcess) -> TrackedProcess | None:
         """The parent of a process, None where it is unknown."""
-        found = self._live.get(process.ppid)
-        if found is None:
-            found = next(reversed(self._dead.get(process.ppid, ())), None)
+        found = self.last_of(process.ppid)
         return found if found is not process else None
 
     def thread_names(self, process: TrackedProcess, tids: Sequence[int]) -> list[str]:
@@ -358,7 +377,7 @@ class ProcessTable:
         """The process of an event, read from /proc where its fork was not seen."""
         process = self._live.get(pid)
         if process is None:
-            process = next(reversed(self._dead.get(pid, ())), None)
+            process = self.last_of(pid)
         if process is None:
             found = procfs.read_stat(pid)
             if found is not None:

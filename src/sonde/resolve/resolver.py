@@ -223,6 +223,10 @@ class Resolver:
         """Read /proc again."""
         self.processes.resync()
 
+    def on_processes_unseen(self, pids: Iterable[int]) -> None:
+        """Read these processes in /proc again."""
+        self.processes.reread(pids)
+
     def tick(self, now_ns: int) -> None:
         """End a tick: drop what is no longer needed. `now_ns`: CLOCK_MONOTONIC."""
         self.processes.expire(now_ns)

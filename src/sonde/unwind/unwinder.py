@@ -276,6 +276,10 @@ class Unwinder:
         """Events were lost: load all processes again."""
         self._stale |= self._loaded.keys()
 
+    def reload(self, pids: Iterable[int]) -> None:
+        """Events of these processes were left out: load again those that are loaded."""
+        self._stale |= self._loaded.keys() & set(pids)
+
     def _is_due(self, pid: int, now_s: float) -> bool:
         """Whether to load a process that walks request now: not too soon after its last load."""
         loaded = self._loaded.get(pid)
