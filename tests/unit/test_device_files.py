@@ -537,3 +537,15 @@ def test_of_chosen_processes_what_others_map_is_not_looked_for(opened, monkeypat
     assert os.getpid() in asked
     assert 1 not in asked
     assert list(probes.files) == [(8, 1, 3)]
+
+
+@pytest.mark.parametrize(("pids", "is_looked_at"), [(None, True), ({1}, False)])
+def test_what_others_map_is_no_matter_of_a_recording_of_given_processes(
+    pids, is_looked_at, monkeypatch
+):
+    """Of given processes no events are left out: it is others of whom some were."""
+    found = Discovery(apis.load(), FakeProbes(), pids)
+    seen = []
+    monkeypatch.setattr(found, "_saw", seen.append)
+    found.look_at([os.getpid()])
+    assert bool(seen) is is_looked_at

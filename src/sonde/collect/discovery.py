@@ -119,8 +119,9 @@ class Discovery:
             self._saw(file)
 
     def look_at(self, pids: Iterable[int]) -> None:
-        """Take in what these processes map now, whatever events there were."""
-        for pid in pids:
+        """Take in what these processes map now, of which events were left out: where a recording is
+        of given processes, they are others."""
+        for pid in pids if self._pids is None else ():
             for file in mapped_by(pid, self.unread):
                 self._saw(file)
 
