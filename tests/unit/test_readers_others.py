@@ -162,6 +162,28 @@ class TestOtlpProfiles:
         track = timeline.tracks[timeline.samples.track[0]]
         assert (track.pid, track.number) == (42, 77)
 
+    def test_samples_without_a_value_or_a_time_count_for_nothing(self, tmp_path):
+        data, path = profiles(), tmp_path / "p"
+        profile = data.resource_profiles[0].scope_profiles[0].profiles[0]
+        for _ in range(1_000):
+            profile.samples.add()
+        path.write_bytes(data.SerializeToString())
+        timeline = otlp_profiles.read(path)
+        assert timeline.samples.weight_ns.tolist() == [5_000_000, 7_000_000]
+        assert "1,000 samples without a value or a time" in timeline.notes
+
+    def test_samples_of_one_thread_share_a_track(self, tmp_path):
+        data, path = profiles(), tmp_path / "p"
+        profile = data.resource_profiles[0].scope_profiles[0].profiles[0]
+        attribute = data.dictionary.attribute_table.add(key_strindex=5)
+        attribute.value.int_value = 78
+        for at in (1, 0, 1):
+            profile.samples.add(values=[5], attribute_indices=[at])
+        path.write_bytes(data.SerializeToString())
+        timeline = otlp_profiles.read(path)
+        numbers = [timeline.tracks[at].number for at in timeline.samples.track]
+        assert numbers == [77, 77, 78, 77, 78]
+
     def test_damage_is_refused_or_read_but_never_a_defect(self, tmp_path):
         raw, path = profiles().SerializeToString(), tmp_path / "p"
         rng = random.Random(3)

@@ -150,15 +150,21 @@ class _Reader:
             return
         scale = _NS_OF.get(unit, 0)
         period = int(profile.period) if profile.period > 0 else _USUAL_NS
+        tracks: dict[tuple[int, ...], int] = {}
         for sample in profile.samples:
-            sample_pid = self._attribute(sample.attribute_indices, "process.pid") or pid
-            tid = self._attribute(sample.attribute_indices, "thread.id") or sample_pid
-            track = self.interner.thread(sample_pid, tid, process, process)
-            name = self._function(sample.stack_index)
             times = list(sample.timestamps_unix_nano)
             values = list(sample.values)
+            if not times and not values:  # of which a file of some KB may hold a million
+                self._lost["without a value or a time"] += 1
+                continue
+            attributes = tuple(sample.attribute_indices)
+            track = tracks.get(attributes)
+            if track is None:
+                self._budget.hold(_KNOWN_BYTES + 8 * len(attributes))
+                track = tracks[attributes] = self._thread(attributes, pid, process)
+            name = self._function(sample.stack_index)
             if not times:
-                times = [profile.time_unix_nano] * max(1, len(values))
+                times = [profile.time_unix_nano] * len(values)
             if len(values) != len(times):
                 whole = sum(values) if values else len(times)
                 values = [0] * len(times)
@@ -176,6 +182,12 @@ class _Reader:
                 self._track.append(track)
                 self._weight.append(weight)
                 self._name.append(name)
+
+    def _thread(self, attributes: Sequence[int], pid: int, process: str) -> int:
+        """The track of samples with these attributes."""
+        pid = self._attribute(attributes, "process.pid") or pid
+        tid = self._attribute(attributes, "thread.id") or pid
+        return self.interner.thread(pid, tid, process, process)
 
     def _function(self, stack_index: int) -> int:
         """The index of the name of the innermost named frame of a stack."""
