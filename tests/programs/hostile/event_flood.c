@@ -46,7 +46,8 @@ int main(int argc, char **argv)
 {
 	const char *way = argc > 1 ? argv[1] : "map";
 	size_t bytes = PLACES * APART + SIZES * 4096;
-	char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory =
+		mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	if (memory == MAP_FAILED)
 		return 1;
