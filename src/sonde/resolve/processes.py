@@ -375,9 +375,7 @@ class ProcessTable:
 
     def _known(self, pid: int, time_ns: int) -> TrackedProcess:
         """The process of an event, read from /proc where its fork was not seen."""
-        process = self._live.get(pid)
-        if process is None:
-            process = self.last_of(pid)
+        process = self.last_of(pid)
         if process is None:
             found = procfs.read_stat(pid)
             if found is not None:
