@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import mmap
 import subprocess
 import time
 
@@ -35,10 +36,27 @@ def library(tmp_path_factory):
 
 def looked_through(program, library, *words):
     process = start(program, library, *words, request="1:1000")
-    output = process.communicate(timeout=60)[0]
+    with find(process.pid) as memory:
+        while process.poll() is None:
+            memory.heartbeat()
+            time.sleep(0.2)
+    output = process.communicate()[0]
     assert process.returncode == 0
     longest_ms, tables_kb, cpu_ms, is_found = map(float, output.split())
     return longest_ms, tables_kb, cpu_ms, bool(is_found)
+
+
+def rested_memory_is_slow():
+    """Whether the first access to memory that rested takes far longer than the next ones.
+
+    So it is on some virtual machines: 16 to 60 us a page, 135 to 500 ms for 32 MiB instead of 15.
+    """
+    with mmap.mmap(-1, 32 << 20) as memory:
+        memory.write(bytes(32 << 20))
+        time.sleep(1.5)
+        began = time.thread_time()
+        sum(memory[0 :: mmap.PAGESIZE])
+        return time.thread_time() - began > 0.02
 
 
 def test_a_huge_array_that_nobody_touched_is_not_read(program, library):
@@ -51,11 +69,13 @@ def test_a_huge_array_that_nobody_touched_is_not_read(program, library):
 
 
 def test_a_large_array_is_read_and_no_dlopen_waits(program, library):
-    # All looks together reach 128 MiB where memory is fast; where others use it, half of 64.
-    longest_ms, _, cpu_ms, is_found = looked_through(program, library, 5, 32)
+    # Looks take 1/50 of a CPU: they reach 128 MiB in 5 s where memory is fast.
+    most_s = 90 if rested_memory_is_slow() else 5
+    began = time.monotonic()
+    longest_ms, _, cpu_ms, is_found = looked_through(program, library, 5, 32, most_s)
     assert is_found
     assert longest_ms < 150
-    assert cpu_ms < 600
+    assert cpu_ms < 600 + 1000 / 50 * (time.monotonic() - began - 5)
 
 
 def test_a_look_at_more_than_its_budget_is_cut_and_counted(program, library):

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program with a static array of 16 GiB, of which it touches as many MiB as the second argument is,
 // that loads a plugin again and again. The array's last word holds a device function's address. After as
-// many seconds as the first argument is, it prints: the longest dlopen in ms, page tables in kB, processor
-// time of the thread "sonde" in ms, and whether the last word leads elsewhere now.
+// many seconds as the first argument is (where the word does not lead elsewhere by then, up to the third),
+// it prints: the longest dlopen in ms, page tables in kB, processor time of the thread "sonde" in ms, and
+// whether the last word leads elsewhere now.
 #include <dirent.h>
 #include <dlfcn.h>
 #include <stdio.h>
@@ -61,10 +62,11 @@ static double thread_ms(void)
 int main(int argc, char **argv)
 {
 	double end_s = now_s() + atof(argv[1]), longest_s = 0;
+	double last_s = argc > 3 ? now_s() + atof(argv[3]) : end_s;
 	void *function = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
 	memset(array, 1, argc > 2 ? strtoul(argv[2], NULL, 10) << 20 : 0);
 	*last = function;
-	while (now_s() < end_s) {
+	while (now_s() < end_s || (*last == function && now_s() < last_s)) {
 		double began_s = now_s();
 		void *plugin = dlopen("libm.so.6", RTLD_NOW);
 		if (plugin)
