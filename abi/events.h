@@ -26,7 +26,7 @@ enum sonde_loss {
 	LOSS_REQUESTS,	 /* a request to a block device found no room while it was under way */
 	LOSS_MAPPINGS,	 /* a mapping found no room: its unmapping will not be seen */
 	LOSS_BY_PROCESS, /* no separate row: counted by process, without thread and stack */
-	LOSS_TOGETHER,	 /* no room for such a row either: counted in one row for all the rest */
+	LOSS_TOGETHER, /* no room for such a row, or a share is used up: counted in one row for all the rest */
 	LOSS_SHARE, /* beyond the part of a shared map or ring that one process or user may take */
 	LOSS_OVER_BUDGET, /* calls of this function by one party (a user or container) cost too much */
 	LOSS_SEVERAL_REQUESTS, /* a traced request of a thread that had unanswered ones: not followed */

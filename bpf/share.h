@@ -21,15 +21,19 @@ struct share {
 	u64 taken;  /* in that window */
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 2048);
-	__type(key, struct share_key);
-	__type(value, struct share);
-} SHARES SEC(".maps");
+#define SHARE_MAP(name)                                                                            \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_LRU_HASH);                                               \
+		__uint(max_entries, 2048);                                                         \
+		__type(key, struct share_key);                                                     \
+		__type(value, struct share);                                                       \
+	} name SEC(".maps")
 
-/* Whether `party` took less than `most` of `what` in this window; counts one more. Party 0 has no limit. */
-static __always_inline bool within_share(u64 party, u64 what, u64 most)
+SHARE_MAP(SHARES);
+
+/* Whether `party` took less than `most` of `what` in this window, by a SHARE_MAP; counts one more. Party 0 has
+ * no limit. */
+static __always_inline bool within_share_by(void *shares_of_all, u64 party, u64 what, u64 most)
 {
 	const struct share_key key = {.party = party, .what = what};
 	u64 window = bpf_ktime_get_ns() >> SHARE_WINDOW_SHIFT;
@@ -38,9 +42,9 @@ static __always_inline bool within_share(u64 party, u64 what, u64 most)
 
 	if (!party)
 		return true;
-	it = bpf_map_lookup_elem(&SHARES, &key);
+	it = bpf_map_lookup_elem(shares_of_all, &key);
 	if (!it) {
-		bpf_map_update_elem(&SHARES, &key, &first, BPF_ANY);
+		bpf_map_update_elem(shares_of_all, &key, &first, BPF_ANY);
 		return true;
 	}
 	if (it->window != window) { /* two CPUs here at once let in a few more than the share */
@@ -48,6 +52,12 @@ static __always_inline bool within_share(u64 party, u64 what, u64 most)
 		it->window = window;
 	}
 	return __sync_fetch_and_add(&it->taken, 1) < most;
+}
+
+/* The same by the map that this object has for all it divides. */
+static __always_inline bool within_share(u64 party, u64 what, u64 most)
+{
+	return within_share_by(&SHARES, party, what, most);
 }
 
 /* The same for a ring buffer, of which half is first come, first served: shares count beyond that.

@@ -24,7 +24,7 @@
 #define MAX_LEVEL 2
 #define FEWER_SHIFT 1 /* at each level half as many of a thread's waits are counted */
 #define WAIT_STACKS_SHIFT                                                                          \
-	5 /* log2 of how many stacks of many waits a CPU takes in a window before they are thinned */
+	3 /* log2 of how many stacks of many waits a CPU takes in a window before they are thinned */
 #define STACKS_SHIFT 11 /* the same of all stacks of waits, of threads with few waits too: 2048 */
 #define MAX_DRAW_SHIFT 10
 
@@ -202,6 +202,14 @@ __weak __noinline u32 weight_of_stack(u32 weight, u32 times, u64 now)
 	if (times > 1)
 		pressure->stacks++;
 	return weight * times << shift;
+}
+
+/* Whether a thread is known to be watched, without a look at `targets`: its waits were drawn in this window. */
+static __always_inline bool drawn_lately(u32 tid, u64 now)
+{
+	struct wait_line *line = filter_targets ? line_of(tid) : NULL;
+
+	return line && line->tid == tid && line->window == (u32)(now >> SHORT_WAIT_WINDOW_SHIFT);
 }
 
 /* The line that holds what is known of this thread's wait; NULL where none does. */

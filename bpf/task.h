@@ -102,6 +102,15 @@ static __always_inline void *row_of(void *rows_in_use, const void *key, const vo
 	return row;
 }
 
+/* The one row for all the rest, whose key is `rest`: all zero. */
+static __always_inline void *rest_row_of(void *spare_in_use, const void *rest)
+{
+	void *row = known_row(spare_in_use, rest);
+
+	count_loss(row ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
+	return row;
+}
+
 /* The coarser row under `key`, else the one for all the rest, whose key is `rest`: all zero. */
 static __always_inline void *spare_row_of(void *spare_in_use, const void *key, const void *zero,
 					  const void *rest)
@@ -112,9 +121,7 @@ static __always_inline void *spare_row_of(void *spare_in_use, const void *key, c
 		count_loss(LOSS_BY_PROCESS);
 		return row;
 	}
-	row = known_row(spare_in_use, rest);
-	count_loss(row ? LOSS_TOGETHER : LOSS_COUNT_MAP_FULL);
-	return row;
+	return rest_row_of(spare_in_use, rest);
 }
 
 /* Adds to a row that other CPUs may be adding to as well. */

@@ -20,7 +20,7 @@
 #include "task.h"
 #include "host_types.h"
 #include "party.h"
-#include "share.h"
+#include "young_rows.h"
 #include "storage_share.h"
 
 SWAPPED_ROWS(usage, struct usage_key, struct usage_value, 16384)
@@ -89,15 +89,15 @@ const struct step_note *step_note_layout __attribute__((unused));
 const struct process_note *process_note_layout __attribute__((unused));
 const struct cgroup_note *cgroup_note_layout __attribute__((unused));
 
-static __always_inline struct usage_value *usage_of(struct task_struct *task)
+static __always_inline struct usage_value *usage_of(struct task_struct *task, u64 party)
 {
 	const struct usage_value zero = {};
-	struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)};
+	const struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)}, rest = {};
+	struct usage_value *v = known_row(&usage, &key);
 
-	struct usage_value *v = find_row(&usage, &key, &zero);
-	const struct usage_key overflow = {};
-
-	return v ?: spare_row_of(&usage_spare, &overflow, &zero, &overflow);
+	if (!v && may_have_row(party, key.start_ns))
+		v = find_row(&usage, &key, &zero);
+	return v ?: rest_row_of(&usage_spare, &rest);
 }
 
 /* Sets a counter of `c` to its value now, and that of `added` to what it grew by. */
@@ -132,7 +132,7 @@ static __always_inline void take(struct task_struct *task, struct counted *c, bo
 	TAKE(written_bytes, t->ioac.write_bytes);
 	if (!count || !any)
 		return;
-	v = usage_of(task);
+	v = usage_of(task, c->party);
 	if (!v)
 		return;
 	ADD(cpu_ns);
@@ -339,6 +339,8 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	/* NULL: no scan has seen it, or had room for it. Where it began after the first one, nothing of it is
 	 * counted yet. */
 	c = bpf_task_storage_get(&threads, task, 0, 0);
+	if (!c)
+		none.party = party_of(task);
 	if (c || !began_before(task))
 		take(task, c ?: &none, true);
 	else
@@ -405,7 +407,7 @@ static __always_inline void reclaim_ends(u64 pages)
 		return;
 	from = c->reclaim_from_ns;
 	c->reclaim_from_ns = 0;
-	v = usage_of(task);
+	v = usage_of(task, c->party);
 	if (!v)
 		return;
 	ADD_TO(v->reclaims, 1);

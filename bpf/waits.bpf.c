@@ -22,6 +22,7 @@
 #include "storage_share.h"
 #include "chosen.h"
 #include "trace_context.h"
+#include "young_rows.h"
 #include "short_waits.h"
 #include "wait_reason.h"
 #include "cpu_use.h"
@@ -166,8 +167,14 @@ static __always_inline void sum_wait(struct waiting *w, struct task_struct *task
 		blocked = ready - from;
 	runqueue = now - (ready > from ? ready : from);
 
-	v = find_row(&waits, &key, &zero);
-	if (!v)
+	v = known_row(&waits, &key);
+	if (!v && !may_have_row(w->party, w->start_ns)) {
+		key = (struct wait_key){};
+		v = rest_row_of(&waits_spare, &key);
+	} else if (!v) {
+		v = find_row(&waits, &key, &zero);
+	}
+	if (!v && key.tgid)
 		v = coarser_row(&key);
 	if (!v)
 		return;
@@ -329,9 +336,9 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 	__sync_lock_test_and_set(&w->counted_ns, now);
 }
 
-static __always_inline void end_wait(struct task_struct *next, u64 now)
+/* `line`: noted_line_of the thread. */
+static __always_inline void end_wait(struct task_struct *next, struct wait_line *line, u64 now)
 {
-	struct wait_line *line = noted_line_of(next->pid);
 	struct waiting *w;
 	u64 from;
 
@@ -362,14 +369,18 @@ int on_switch(u64 *ctx)
 	struct task_struct *prev = (void *)ctx[1];
 	struct task_struct *next = (void *)ctx[2];
 	u64 now = bpf_ktime_get_ns();
+	struct wait_line *line;
 
-	if (prev->pid && watched(prev->tgid)) {
+	if (prev->pid && (drawn_lately(prev->pid, now) || watched(prev->tgid))) {
 		u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
 
 		begin_wait(ctx, prev, state, preempted, now);
 	}
-	if (next->pid && watched(next->tgid))
-		end_wait(next, now);
+	if (next->pid) {
+		line = noted_line_of(next->pid);
+		if (line || watched(next->tgid))
+			end_wait(next, line, now);
+	}
 	if (measure_switch)
 		count_cost(now);
 	return 0;
@@ -382,8 +393,6 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	struct waiting *w;
 	u64 waker, now;
 
-	if (!watched(task->tgid))
-		return 0;
 	line = noted_line_of(task->pid);
 	if (line) {
 		now = bpf_ktime_get_ns();
@@ -396,7 +405,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 		}
 		return 0;
 	}
-	w = bpf_task_storage_get(&threads, task, 0, 0);
+	w = watched(task->tgid) ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
 	if (!w)
 		return 0;
 	waker = in_interrupt(bpf_get_current_task_btf()) ? 0 : bpf_get_current_pid_tgid();

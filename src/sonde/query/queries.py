@@ -46,8 +46,8 @@ LOSS_TEXT = {
     "count_map_full": "rows that did not fit into the map; their weight is lost",
     "by_process": "events for which the map had no free row; counted by process, without their"
     " stack",
-    "together": "events for which the map had no free row even by process; counted in one row for"
-    " all",
+    "together": "events for which the map had no free row even by process, or of short processes"
+    " beyond the share of their user or container; counted in one row for all",
     "task_storage": "events of threads that could not be followed",
     "unseen_switch": "waits whose end the kernel did not show, and how long they were is not known",
     "socket_storage": "times that a TCP connection could not be followed, because there were too"
