@@ -68,12 +68,16 @@ def table():
     return ProcessTable()
 
 
-@pytest.fixture
-def loop(table, clock):
+def made(table, **config):
     resolver = Listener()
     resolver.processes = table
-    scheduler = SimpleNamespace(fds=[])
-    return EventLoop(Config(), Events(), resolver, Listener(), [], scheduler, names_code=True)
+    parts = (resolver, Listener(), [], SimpleNamespace(fds=[]))
+    return EventLoop(Config(**config), Events(), *parts, names_code=True)
+
+
+@pytest.fixture
+def loop(table, clock):
+    return made(table)
 
 
 def test_processes_of_which_events_were_left_out_are_read_again_few_at_a_time(loop):
@@ -106,6 +110,17 @@ def test_whose_events_were_left_out_is_reported_once_in_a_while(loop, clock):
     clock.now_s += REPORT_S
     loop._events.parties = [(65_534, 0, 1000)]
     assert [it.value for it in loop.left_out(7)] == [1000.0]
+
+
+def test_a_recording_of_given_processes_names_no_other(table, clock):
+    loop = made(table, pids=(os.getpid(),))
+    table.reread([os.getpid(), os.getppid()])
+    loop._events.left_out = 1000
+    loop._events.parties = [(65_534, os.getppid(), 900), (1, os.getpid(), 100)]
+    other, own = loop.left_out(5)
+    assert (other.pid, other.start_ns, other.text) == (0, 0, "events of processes of user 65534")
+    assert own.pid == os.getpid()
+    assert f"process {os.getpid()} (" in own.text
 
 
 def test_a_process_is_read_again_as_it_is_now(table):

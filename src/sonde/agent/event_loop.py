@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from sonde import _native, procfs
 from sonde._native import ProcessEvent
@@ -123,6 +123,8 @@ class EventLoop:
         """When the last process event or request of a walk came (CLOCK_MONOTONIC)."""
         self.is_idle = False
         """No stack is taken at present, so that no walk asks for anything."""
+        self._given: Collection[int] | None = None
+        """Given processes with their children, when last looked for; None: all are recorded."""
         self._follow_given(is_patient=True)
 
     @property
@@ -138,7 +140,9 @@ class EventLoop:
         self._reported, self._next_report_s = self.lost, time.monotonic() + REPORT_S
         rows = []
         for party, pid, count in self._events.take_left_out()[:REPORTED]:
-            found = self._resolver.processes.last_of(pid)
+            if self._given is not None and pid not in self._given:
+                pid = 0  # a recording of given processes names no other
+            found = self._resolver.processes.last_of(pid) if pid else None
             start_ns, name = (found.start_ns, found.comm) if found is not None else (0, "")
             most = f", most of process {pid} ({name})" if name else ""
             text = f"events of processes of {procfs.name_of(party)}{most}"
@@ -236,8 +240,8 @@ class EventLoop:
         """Name the given processes to the stream of events: before any event is read, and again
         where some were lost, as forks may be among them."""
         if self._config.pids is not None:
-            family = procfs.family(self._config.pids, is_patient=is_patient)
-            self._events.follow(list(family))
+            self._given = procfs.family(self._config.pids, is_patient=is_patient)
+            self._events.follow(list(self._given))
 
     def _update_unwinder(self) -> None:
         if self._unwinding.update():
