@@ -9,7 +9,6 @@ import pytest
 from sonde.diagnose.detector import Detector
 from sonde.diagnose.explain import explain
 from sonde.diagnose.incident import Change, FaultCause
-from sonde.diagnose.lost_time import Part, side
 from sonde.diagnose.moments import (
     CodePlace,
     DiskUse,
@@ -25,6 +24,7 @@ from sonde.diagnose.moments import (
     Window,
 )
 from sonde.diagnose.series import Series
+from sonde.diagnose.thread_time import Part, side
 
 VICTIM, OTHER, SERVER, CHILD, KERNEL = 100, 200, 300, 101, 7
 TICK_NS = 250_000_000

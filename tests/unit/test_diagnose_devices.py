@@ -12,7 +12,6 @@ from sonde.agent.moments import MAX_CALLS, MomentMaker
 from sonde.collect.collector import Batch
 from sonde.diagnose.explain import explain
 from sonde.diagnose.incident import Change, FaultCause
-from sonde.diagnose.lost_time import Part
 from sonde.diagnose.moments import (
     Call,
     DeviceShare,
@@ -25,6 +24,7 @@ from sonde.diagnose.moments import (
 )
 from sonde.diagnose.recorded import shrunk
 from sonde.diagnose.series import Series
+from sonde.diagnose.thread_time import Part
 from sonde.metrics import labels_of
 from sonde.model.rows import Rows
 

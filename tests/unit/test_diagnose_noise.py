@@ -9,7 +9,7 @@ import pytest
 from sonde.diagnose.case import Case
 from sonde.diagnose.explain import explain
 from sonde.diagnose.incident import Candidate, Change, FaultCause, Incident, Offender, Verdict
-from sonde.diagnose.lost_time import Part, lost_time
+from sonde.diagnose.lost_time import lost_time
 from sonde.diagnose.moments import (
     CodePlace,
     Facts,
@@ -25,6 +25,7 @@ from sonde.diagnose.moments import (
 )
 from sonde.diagnose.open_incidents import AGAIN_NS, MOST, QUIET_NS, OpenIncidents
 from sonde.diagnose.past import past
+from sonde.diagnose.thread_time import Part
 from sonde.diagnose.usual_range import begun, by_seconds
 
 VICTIM, OTHER, CHILD = 100, 200, 101

@@ -12,8 +12,9 @@ import msgspec
 
 from sonde.diagnose import device_calls, offenders
 from sonde.diagnose.incident import Offender
-from sonde.diagnose.lost_time import Lost, Part, family, lost_time
+from sonde.diagnose.lost_time import Lost, lost_time
 from sonde.diagnose.moments import DiskUse, Facts, Moment, ProcessMoment, Who, Window
+from sonde.diagnose.thread_time import Part, family
 
 LEAST_HANDED = 0.05
 """Seconds more in each second that it waited for a process of its family."""

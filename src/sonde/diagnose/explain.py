@@ -14,9 +14,10 @@ from sonde.diagnose.causes import JUDGES
 from sonde.diagnose.causes.device import is_early
 from sonde.diagnose.causes.stalled import explain_stall
 from sonde.diagnose.incident import BY_DEVICE, BY_KERNEL, Candidate, Change, FaultCause, Verdict
-from sonde.diagnose.lost_time import LEAST_PACE, Part, lost_time
+from sonde.diagnose.lost_time import LEAST_PACE, lost_time
 from sonde.diagnose.moments import Window
 from sonde.diagnose.past import past
+from sonde.diagnose.thread_time import Part
 
 LEAST_LOST = 0.06
 """Seconds a second; less lost time is no fault."""

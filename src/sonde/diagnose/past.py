@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sonde.diagnose.case import Case
-from sonde.diagnose.lost_time import HINDRANCES, LEAST_PACE, Part, Side, side, work_of, worked
+from sonde.diagnose.lost_time import HINDRANCES, LEAST_PACE
+from sonde.diagnose.thread_time import Part, Side, side, work_of, worked
 from sonde.diagnose.usual_range import LEAST_SECONDS, begun, by_seconds, largest
 
 LEAST_MORE = 0.06

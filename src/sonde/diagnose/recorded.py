@@ -6,9 +6,9 @@ from __future__ import annotations
 import msgspec
 
 from sonde.diagnose.incident import Incident
-from sonde.diagnose.lost_time import family
 from sonde.diagnose.moments import CodePlace, Moment, ProcessMoment, Role, Window
 from sonde.diagnose.offenders import ancestors
+from sonde.diagnose.thread_time import family
 
 TICKS_BEFORE = 32
 """Moments before the suspicion that are kept, the last ones."""

@@ -3,7 +3,7 @@
 
 Terms:
 - judge: from a case to the candidate that a cause makes of it, None where it has no part
-- part: what the victim's threads did in the lost time (`sonde.diagnose.lost_time.Part`)
+- part: what the victim's threads did in the lost time (`sonde.diagnose.thread_time.Part`)
 - share: of the lost time that a cause claims; of an offender, of what all others took more
 - LEAST: seconds more in each second below which a cause claims nothing
 - more: beyond what it was before the change; others: processes outside of the victim's family

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
-from sonde.diagnose.lost_time import Part
 from sonde.diagnose.offenders import User, share_of_first
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.05
 """Seconds a second."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from sonde.diagnose import device_calls
 from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
-from sonde.diagnose.lost_time import Part
 from sonde.diagnose.moments import DeviceShare, DeviceUse, Moment
 from sonde.diagnose.offenders import User
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.05
 """Seconds a second."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from sonde.diagnose.case import Case, Rates
 from sonde.diagnose.incident import Candidate, FaultCause, Offender
-from sonde.diagnose.lost_time import Part
 from sonde.diagnose.offenders import User, share_of_first
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.05
 IN_DEVICE = 0.5

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sonde.diagnose.case import Case
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.2
 STOPPED_STATES = ("T", "t")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from sonde.diagnose.case import OWN, Case
 from sonde.diagnose.causes.cpu import by_quota, is_narrowed, own_workers
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.08
 OF_LOST = 0.25

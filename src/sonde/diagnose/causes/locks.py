@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from sonde.diagnose.case import Case
 from sonde.diagnose.causes.garbage import collector_share
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.05
 

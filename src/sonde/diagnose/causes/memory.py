@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sonde.diagnose.case import Case, Rates
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.05
 MANY_FAULTS = 20.0

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 
 from sonde.diagnose.case import Case, segments
 from sonde.diagnose.incident import Candidate, FaultCause
-from sonde.diagnose.lost_time import Part
 from sonde.diagnose.moments import FlowUse, Moment
+from sonde.diagnose.thread_time import Part
 
 LEAST = 0.08
 """Seconds more in each second that its threads waited."""
