@@ -85,9 +85,32 @@ def test_what_is_within_the_budget_stays_on(machine):
     assert machine.reports() == []
 
 
-def test_a_burst_at_the_start_is_counted_exactly(machine):
-    machine.second(copy=10_000, wait=10_000)
-    assert all(machine.second(copy=100) for _ in range(100))
+def test_a_program_that_calls_often_pays_for_one_second_and_then_for_its_turns(machine):
+    """What is counted in the second in which the recording begins is their first turn."""
+    assert not machine.second(copy=OFTEN, wait=OFTEN)
+    assert machine.estimate == machine.true == OFTEN
+    assert machine.reports() == []
+    assert not any(machine.second(copy=OFTEN, wait=OFTEN) for _ in range(6))
+    assert len(machine.reports()) == 1
+
+
+def test_after_a_burst_all_are_counted_again(machine):
+    machine.second(copy=OFTEN, wait=OFTEN)
+    on = [machine.second(copy=100) for _ in range(100)]
+    assert on[8:] == [True] * 92
+    assert machine.estimate == pytest.approx(machine.true, rel=0.01)
+    assert not machine.duty
+
+
+def test_where_probes_cannot_come_off_at_once_the_first_turn_begins(machine):
+    machine.locks.held[KEY[2]] = HOLDER
+    assert machine.second(copy=OFTEN, wait=OFTEN)
+    machine.locks.held.clear()
+    machine.now_s += probes_module.KEPT_ON_S
+    machine.second(copy=OFTEN, wait=OFTEN)
+    machine.second(copy=OFTEN, wait=OFTEN)
+    assert not machine.sites()
+    assert machine.estimate == machine.true
 
 
 def test_probes_are_on_as_much_as_the_budget_allows(machine):
@@ -128,7 +151,7 @@ def test_stacks_of_a_turn_stand_for_all_the_time_before_it(machine):
 def test_calls_of_a_process_that_ended_go_on_no_longer(machine):
     for _ in range(5):
         machine.second(copy=OFTEN, wait=OFTEN)
-    off_s = machine.now_s - 3.0
+    off_s = machine.now_s - 4.0
     machine.now_s += 1.0
     unseen = {what[0]: sums for what, _, sums in machine.duty.unseen({WHO[0]: off_s + 1.0})}
     assert unseen["copy"][0] <= 1.1 * OFTEN

@@ -27,7 +27,8 @@ from sonde.collect.probes import Probes
 PART: Final = 0.5
 """Of a site's budget: what all cheap sites may cost a process."""
 BURST_S: Final = 5.0
-"""Seconds of budget that may be used at once: a program that starts is counted exactly."""
+"""Seconds of budget that may be used at once: a program that starts is counted exactly for as
+long, at least until rows are read for the first time."""
 HOT: Final = 1 / 32
 """Sites with a smaller part of the hits stay on: rare calls are counted exactly."""
 NESTED: Final = 0.5
@@ -187,10 +188,29 @@ class DutyCycle:
             self._joining = hot
             cycle.nested |= nested
             return
-        # Their first turn begins now: of a whole interval it is known how often they are hit.
-        self._cycle = Cycle(hot, 1.0, self._charged_s, nested)
         self._excess_ns = 0.0
+        self._cycle = self._begin(hot, nested, counted, hits, elapsed_s)
         self._set_places(self._cycle)
+
+    def _begin(
+        self,
+        hot: dict[int, Place],
+        nested: set[tuple[FileKey, int]],
+        counted: Counted,
+        hits: Mapping[int, int],
+        elapsed_s: float,
+    ) -> Cycle:
+        """The interval that has just ended was their first turn; where it was short, or they do not
+        come off now, the first one begins."""
+        cycle = Cycle(hot, 1.0, self._charged_s - elapsed_s, nested)
+        cycle.add(counted)
+        cycle.cost_ns.update(self._cost_ns(hot, counted, hits))
+        if elapsed_s >= ON_S and self._take_off(cycle, {}):
+            cycle.turn_ended = (
+                True  # what was counted since rows were read comes with the next ones
+            )
+            return cycle
+        return Cycle(hot, 1.0, self._charged_s, nested)
 
     @staticmethod
     def _hot(
