@@ -22,35 +22,13 @@
 #include "storage_share.h"
 #include "chosen.h"
 #include "trace_context.h"
-#include "young_rows.h"
 #include "short_waits.h"
 #include "wait_reason.h"
 #include "cpu_use.h"
+#include "wait_sums.h"
 
 const volatile bool switch_has_state = false; /* sched_switch has the state as an argument (5.18) */
 const volatile bool measure_switch = false;   /* the time of each on_switch goes into unwind_cost */
-const volatile u64 span_min_ns = 10000000;    /* waits at least this long become spans */
-
-SWAPPED_ROWS(waits, struct wait_key, struct wait_value, 32768)
-SPARE_ROWS(waits, struct wait_key, struct wait_value, 16384)
-
-/* A wait in progress; counted_ns is 0 while the thread runs. */
-struct waiting {
-	u64 began_ns;	    /* switch-out */
-	u64 counted_ns;	    /* summed up to here; on_switch and the scan replace it atomically */
-	u64 wake_ns;	    /* last wake-up since the wait before; 0: none */
-	struct cpu_use use; /* of the thread when it began */
-	u64 stack_id;
-	u64 walk_ns; /* what taking it added to the beginning of the wait */
-	struct stack_chance chance;
-	u64 start_ns; /* of the process */
-	u32 weight;   /* inverse chance of the stack; 0: none taken */
-	u32 drawn;    /* as how many it counts if it is short (short_waits.h) */
-	s32 reason;
-	u32 waker_tgid;
-	u32 waker_tid;
-	u64 party;
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -66,14 +44,6 @@ struct {
 	__type(key, u32);
 	__type(value, struct unwind_walk);
 } scratch SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 256 * 1024);
-} wait_spans SEC(".maps");
-
-/* Puts the layout of the ring's records into the object's BTF. */
-const struct wait_span *wait_span_layout __attribute__((unused));
 
 /* One in this many of the stacks that are due is taken (0, 1: all): user space asks for fewer where new ones
  * come faster than it can find their names, and each then stands for more. */
@@ -95,147 +65,17 @@ static __always_inline u32 thinned(u32 weight)
 	return bpf_get_prandom_u32() % *divisor ? 0 : weight * *divisor;
 }
 
-/*
- * The row of a wait for which there is no separate one: that of the same thread without a stack, if there is
- * one, else that of its process, else that of all others.
- */
-static __always_inline struct wait_value *coarser_row(struct wait_key *key)
-{
-	const struct wait_value zero = {};
-	const struct wait_key rest = {};
-	const u32 first = 0;
-	struct wait_value *v = NULL;
-	void *rows;
-
-	if (key->stack_id) {
-		key->stack_id = 0;
-		rows = bpf_map_lookup_elem(&waits, &first);
-		v = rows ? bpf_map_lookup_elem(rows, key) : NULL;
-		if (v) {
-			count_loss(LOSS_STACK_MAP_FULL);
-			return v;
-		}
-	}
-	key->tid = 0;
-	return spare_row_of(&waits_spare, key, &zero, &rest);
-}
-
-/* Rows of one thread are written where it runs, and only seldom by the scan at the same moment, so additions
- * to them are not atomic, which would cost: this is under the run-queue lock. */
-#define ADD_WAIT(field, more)                                                                      \
-	do {                                                                                       \
-		if (is_shared)                                                                     \
-			ADD_TO(v->field, more);                                                    \
-		else                                                                               \
-			v->field += (more);                                                        \
-	} while (0)
-
-/* Adds a wait from `from` to `now` to its row, as `times` waits. `ended`: it is over, else it goes on. */
-static __always_inline void sum_wait(struct waiting *w, struct task_struct *task, u64 from, u64 now,
-				     bool ended, u32 times)
-{
-	const struct wait_value zero = {};
-	u32 tgid = task->tgid, tid = task->pid;
-	struct wait_key key = {
-		.tgid = tgid,
-		.tid = tid,
-		.start_ns = w->start_ns,
-		.stack_id = w->stack_id,
-		.reason = w->reason,
-	};
-	u64 ready = w->began_ns; /* when it stopped being blocked */
-	u64 blocked = 0, runqueue, max_blocked, max_runqueue;
-	struct wait_value *v;
-	bool is_shared;
-
-	/*
-	 * A thread that blocks is always woken. Where the wake-up is older than the switch-out the
-	 * waker was faster than the switch, and the thread was never blocked at all. Where there was
-	 * none, on_waking was not run (see end_unseen) and the kernel does not show it: blocked.
-	 */
-	if (w->reason != WAIT_PREEMPTED && w->reason != WAIT_NEW) {
-		if (w->wake_ns >= w->began_ns)
-			ready = w->wake_ns;
-		else if (!ended || !w->wake_ns)
-			ready = now;
-	}
-	if (ready > now)
-		ready = now;
-	max_blocked = ready - w->began_ns;
-	max_runqueue = now - ready;
-	if (ready > from)
-		blocked = ready - from;
-	runqueue = now - (ready > from ? ready : from);
-
-	v = known_row(&waits, &key);
-	if (!v && !may_have_row(w->party, w->start_ns)) {
-		key = (struct wait_key){};
-		v = rest_row_of(&waits_spare, &key);
-	} else if (!v) {
-		v = find_row(&waits, &key, &zero);
-	}
-	if (!v && key.tgid)
-		v = coarser_row(&key);
-	if (!v)
-		return;
-	is_shared = !key.tid;
-	ADD_WAIT(count, ended ? times : 0);
-	ADD_WAIT(blocked_ns, blocked * times);
-	ADD_WAIT(runqueue_ns, runqueue * times);
-	if (w->weight) {
-		/* Waits with a stack are longer by the walk than those without that they stand for. */
-		u64 walked = w->began_ns + w->walk_ns;
-
-		if (walked < from)
-			walked = from;
-		if (walked > now)
-			walked = now;
-		blocked = ready > walked ? ready - walked : 0;
-		runqueue = now - (ready > walked ? ready : walked);
-		if (trace_requests)
-			note_traced(task, w->stack_id, from, w->reason, ended ? w->weight : 0,
-				    blocked * w->weight, runqueue * w->weight);
-		ADD_WAIT(weight_count, ended ? w->weight : 0);
-		ADD_WAIT(weight_blocked_ns, blocked * w->weight);
-		ADD_WAIT(weight_runqueue_ns, runqueue * w->weight);
-	}
-	RAISE_TO(v->max_blocked_ns, max_blocked);
-	RAISE_TO(v->max_runqueue_ns, max_runqueue);
-	if (!ended)
-		return;
-	v->waker_tgid = w->waker_tgid;
-	v->waker_tid = w->waker_tid;
-	if (now - w->began_ns >= span_min_ns && tgid) {
-		struct wait_span *span = bpf_ringbuf_reserve(&wait_spans, sizeof(*span), 0);
-
-		if (!span) {
-			count_loss(LOSS_RING_FULL);
-			return;
-		}
-		span->start_time_ns = w->began_ns;
-		span->wake_time_ns = ready;
-		span->end_time_ns = now;
-		span->start_ns = w->start_ns;
-		span->stack_id = w->stack_id;
-		span->tgid = tgid;
-		span->tid = tid;
-		span->reason = w->reason;
-		span->waker_tgid = w->waker_tgid;
-		span->waker_tid = w->waker_tid;
-		span->unused = 0;
-		bpf_ringbuf_submit(span, BPF_RB_NO_WAKEUP);
-	}
-}
-
-/* Sets a wait that proved long from what the thread's line holds, as if it had been drawn. */
+/* Sets a wait that proved long from what the thread's line held in this state, as if it had been drawn. */
 static __always_inline void take_in(struct waiting *w, struct task_struct *task,
-				    const struct wait_line *line)
+				    const struct wait_line *line, u32 state, u64 now)
 {
 	w->start_ns = start_of(task);
-	w->began_ns = line->began_ns;
+	w->began_ns = began_of(line, state, now);
 	w->use.switches = 0; /* not known */
 	if (line->wake_ns)
 		w->wake_ns = line->wake_ns;
+	else if (state == LINE_RESTING) /* its wake-up was not looked at */
+		w->wake_ns = 0;
 	w->reason = reason_of(task, line->task_state, line->preempted);
 	w->waker_tgid = line->waker_tgid;
 	w->waker_tid = line->waker_tid;
@@ -243,6 +83,15 @@ static __always_inline void take_in(struct waiting *w, struct task_struct *task,
 	w->weight = 0;
 	w->walk_ns = 0;
 	w->drawn = 1;
+	w->rest_shift = line->rest_shift;
+}
+
+/* As how many a wait counts that lasted `ns`. */
+static __always_inline u32 counts_as(const struct waiting *w, u64 ns, u64 now)
+{
+	if (w->rest_shift && ns >= SLICE_NS)
+		return 1;
+	return w->drawn > 1 && !is_long(ns, now) ? w->drawn : 1U << w->rest_shift;
 }
 
 /* Sums a wait that is over, from `from` to `now`; the next one has not been woken yet. */
@@ -250,8 +99,7 @@ static __noinline void sum_ended(struct waiting *w, struct task_struct *task, u6
 {
 	if (now < from) /* the scan summed it up after we looked at the clock */
 		now = from;
-	sum_wait(w, task, from, now, true,
-		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
+	sum_wait(w, task, from, now, true, counts_as(w, now - w->began_ns, now));
 	w->wake_ns = 0;
 }
 
@@ -293,7 +141,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 
 	if (!preempted && (state & TASK_ENDED))
 		return;
-	if (line && line->tid == prev->pid && line->state == LINE_NOTED && take_line(line) &&
+	if (line && line->tid == prev->pid && take_line(line, LINE_NOTED) &&
 	    is_long(now - line->began_ns, now))
 		count_loss(LOSS_UNSEEN_SWITCH); /* it may have been long; see end_unseen */
 	times = drawn(line, prev->pid, state, preempted, now);
@@ -317,6 +165,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
 	w->drawn = times;
+	w->rest_shift = line && line->tid == prev->pid ? line->rest_shift : 0;
 	if (w->reason == WAIT_PREEMPTED) /* nobody wakes a thread that is ready */
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
@@ -339,18 +188,20 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 /* `line`: noted_line_of the thread. */
 static __always_inline void end_wait(struct task_struct *next, struct wait_line *line, u64 now)
 {
+	u32 state = line ? line->state : LINE_IDLE;
 	struct waiting *w;
-	u64 from;
+	u64 from, ns;
 
-	if (line && !take_line(line))
+	if (line && (state == LINE_IDLE || !take_line(line, state)))
 		line = NULL; /* the scan was faster */
-	if (line && !is_long(now - line->began_ns, now))
+	ns = line ? now - began_of(line, state, now) : 0;
+	if (line && (state == LINE_RESTING ? ns < SLICE_NS : !is_long(ns, now)))
 		return;
 	w = bpf_task_storage_get(&threads, next, 0, 0);
 	if (!w)
 		return;
 	if (line) {
-		take_in(w, next, line);
+		take_in(w, next, line, state, now);
 		from = w->began_ns;
 	} else {
 		from = __sync_lock_test_and_set(&w->counted_ns, 0);
@@ -368,15 +219,18 @@ int on_switch(u64 *ctx)
 	bool preempted = ctx[0];
 	struct task_struct *prev = (void *)ctx[1];
 	struct task_struct *next = (void *)ctx[2];
-	u64 now = bpf_ktime_get_ns();
+	u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
+	u64 coarse_ns = slice_clock(), now;
+	bool begins = prev->pid && !rests_on(prev, state, preempted, coarse_ns);
+	bool ends = next->pid && !rests_at(next->pid, coarse_ns);
 	struct wait_line *line;
 
-	if (prev->pid && (drawn_lately(prev->pid, now) || watched(prev->tgid))) {
-		u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
-
+	if (!begins && !ends && !measure_switch)
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (begins && (drawn_lately(prev->pid, now) || watched(prev->tgid)))
 		begin_wait(ctx, prev, state, preempted, now);
-	}
-	if (next->pid) {
+	if (ends) {
 		line = noted_line_of(next->pid);
 		if (line || watched(next->tgid))
 			end_wait(next, line, now);
@@ -393,11 +247,13 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	struct waiting *w;
 	u64 waker, now;
 
+	if (rests_at(task->pid, slice_clock()))
+		return 0;
 	line = noted_line_of(task->pid);
 	if (line) {
 		now = bpf_ktime_get_ns();
 		line->wake_ns = now;
-		if (now - line->began_ns >= long_wait_ns &&
+		if (now - began_of(line, line->state, now) >= long_wait_ns &&
 		    !in_interrupt(bpf_get_current_task_btf())) {
 			waker = bpf_get_current_pid_tgid();
 			line->waker_tgid = waker >> 32;
@@ -459,6 +315,7 @@ int BPF_PROG(on_new, struct task_struct *task)
 	}
 	w->start_ns = start_of(task);
 	w->drawn = 1;
+	w->rest_shift = 0;
 	w->reason = WAIT_NEW;
 	w->began_ns = bpf_ktime_get_ns();
 	__sync_lock_test_and_set(&w->counted_ns, w->began_ns);
@@ -481,6 +338,7 @@ int on_scan(struct bpf_iter__task *ctx)
 	struct wait_line *line;
 	struct waiting *w;
 	u64 now, from;
+	u32 state;
 	long n;
 
 	w = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
@@ -506,14 +364,19 @@ int on_scan(struct bpf_iter__task *ctx)
 
 		/* What may prove short counts once it is over. */
 		if (now > from && now > seen.began_ns &&
-		    (seen.drawn <= 1 || now - seen.began_ns >= longest_short_wait_ns) &&
+		    ((seen.drawn <= 1 && !seen.rest_shift) ||
+		     now - seen.began_ns >= surely_seen_ns(seen.rest_shift)) &&
 		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
 			sum_wait(&seen, task, from, now, false, 1);
 		return 0;
 	}
 	line = noted_line_of(task->pid);
-	if (line && now - line->began_ns >= longest_short_wait_ns && take_line(line)) {
-		take_in(w, task, line);
+	state = line ? line->state : LINE_IDLE;
+	if (state != LINE_IDLE &&
+	    now - began_of(line, state, now) >=
+		    surely_seen_ns(state == LINE_RESTING ? REST_SHIFT : line->rest_shift) &&
+	    take_line(line, state)) {
+		take_in(w, task, line, state, now);
 		__sync_val_compare_and_swap(&w->counted_ns, 0, w->began_ns);
 		return 0; /* summed from the next scan on, or by its end */
 	}
@@ -521,6 +384,7 @@ int on_scan(struct bpf_iter__task *ctx)
 		return 0;
 	w->start_ns = start_of(task);
 	w->drawn = 1;
+	w->rest_shift = 0;
 	w->reason = reason_of(task, state_of(task), false);
 	w->weight = 0;
 	w->stack_id = 0;
@@ -558,7 +422,7 @@ int on_forget(struct bpf_iter__task *ctx)
 		return 0;
 	line = noted_line_of(task->pid);
 	if (line)
-		take_line(line);
+		line->state = LINE_IDLE;
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (w) {
 		__sync_lock_test_and_set(&w->counted_ns, 0);

@@ -2,7 +2,7 @@
 /*
  * Rows of processes that began lately. A loop that starts processes makes a row of each, five thousand a second,
  * and each costs user space what a row of a process that lives costs. So a party (party.h) has separate rows for
- * so many of them in a window (share.h); what the others did counts in the row for all the rest.
+ * a number of them in a window (share.h); what the others did counts in the row for all the rest.
  */
 #ifndef SONDE_YOUNG_ROWS_H
 #define SONDE_YOUNG_ROWS_H

@@ -42,4 +42,6 @@ def warm_up(
         ended = ends()
         if (lack := sum(ended.get(name, 0) for name in LACKING)) != lacked:
             lacked, quiet_since_s = lack, now_s
-    return [collector.drain(time.monotonic_ns(), to_the_end=True) for collector in walkers]
+    # Those that count what goes on come last: the recording begins right after.
+    in_turn = sorted(walkers, key=lambda it: it.reports_ongoing)
+    return [collector.drain(time.monotonic_ns(), to_the_end=True) for collector in in_turn]

@@ -65,9 +65,9 @@ class TracedRow(NamedTuple):
 
 class ActivityRow(NamedTuple):
     """Totals of a thread over an interval, without stacks: waits by reason, device calls by
-    function. Exact, but that of a thread's many waits under a millisecond some, drawn by chance,
-    count for all; and that device calls after an event `calls_sampled` are estimates, by those of a
-    part of the time."""
+    function. Exact, but that of a thread's many short waits some, drawn by chance, count for all;
+    and that device calls after an event `calls_sampled` are estimates, by those of a part of the
+    time."""
 
     time_ns: int
     """start of the interval"""

@@ -2,8 +2,8 @@
 """Typed queries over a capture.
 
 Profiles and functions come from the table `sample`: estimates with stacks. Waits and device calls
-come from `activity`: totals, exact but where a thread has many waits under a millisecond, of which
-some, drawn by chance, count for all. A sampled stack adds only a hint to them.
+come from `activity`: totals, exact but where a thread has many short waits, of which some, drawn by
+chance, count for all. A sampled stack adds only a hint to them.
 """
 
 from __future__ import annotations
