@@ -28,6 +28,7 @@ from sonde.collect import probes as probes_module
 from sonde.collect.device_calls import DeviceCalls
 from sonde.collect.probe_budget import COST_NS
 from sonde.collect.probes import MAX_SITES, PutOff
+from sonde.collect.wanted_functions import SITES_OF_A_CALL
 from sonde.query.validation import MAX_NUMBER
 
 
@@ -186,9 +187,9 @@ def test_a_file_that_defines_a_call_thousands_of_times_gets_few_places(bpf, monk
     )
     probes = make(bpf)
     assert examine(probes)
-    assert len(bpf.offsets()) == probes_module.SITES_OF_A_CALL
+    assert len(bpf.offsets()) == SITES_OF_A_CALL
     [refused] = [notice for notice in probes.notices if notice.name == "probe_refused"]
-    assert refused.value == 4_200 - probes_module.SITES_OF_A_CALL
+    assert refused.value == 4_200 - SITES_OF_A_CALL
 
 
 def test_a_file_whose_functions_take_long_to_read_holds_nobody_up(bpf, monkeypatch):

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sonde import _native, procfs
-from sonde.apis import Api, Call
-from sonde.collect.entry_points import entry_points
+from sonde.apis import Api
 from sonde.collect.mapped_files import FileKey
-from sonde.collect.plain_files import digest_of
 from sonde.collect.probe_budget import Budget, Over, Site
 from sonde.collect.probe_removal import Removal
+from sonde.collect.wanted_functions import Place, WantedFunctions, first_of_each
 
 MAX_SITES = 4096
 """Room in the map `sites` of bpf/device_calls.bpf.c."""
@@ -26,9 +25,6 @@ waiting."""
 INODE = 2
 """Of a file's key."""
 
-SITES_OF_A_CALL = 16
-"""Functions of a file that are probed for one call: its names and versions. A file may define as
-many as it likes."""
 CHOOSE_CPU_S = 1.0
 """CPU time to look at the functions of one file: a GPU's driver takes a tenth of it."""
 TAKE_OFF_EVERY_S = 10.0
@@ -114,25 +110,14 @@ class Probes:
         self._bpf = bpf
         self._has_multi = has_multi
         self._locks = locks or procfs.MapLocks()
-        self._apis = tuple(apis)
-        self._calls = {
-            (api.name, call.function): call
-            for api in self._apis
-            for call in api.calls
-            if launches or call.op != "launch"
-        }
-        seen = [name for name, call in self._calls.items() if call.calls_back]
-        self._at_entry = {name: number for number, name in enumerate(seen, 1)}
-        """Functions whose return is not probed, each with a number from 1 on: they run code of
-        their caller, and are counted at the entry."""
-        self._symbols = {symbol: call for call in self._calls.values() for symbol in call.symbols}
+        self._functions = WantedFunctions(apis, launches)
         self._budget = Budget(bpf, budget)
         self._took_off_s = -TAKE_OFF_EVERY_S
         self._taken_off: dict[FileKey, dict[int, TakenOff]] = {}
         """By file, then by offset."""
         self.users_of: Callable[[FileKey], Collection[int]] = lambda key: ()
         """The processes that map a file."""
-        self.wanted = digest_of(self._symbols)
+        self.wanted = self._functions.digest
         """What is looked for in files."""
         self.found_none = False
         """Whether the file that was examined last defines nothing of that."""
@@ -170,21 +155,19 @@ class Probes:
         """
         file = ProbedFile(name, fd)
         self.found_none = False
-        found = _native.find_functions(file.path, list(self._symbols))
+        found = self._functions.defined(file.path)
         self.found_none = not found
-        places = _first_of_each(
-            [(self._symbols[it.name], it.offset, it.size) for it in found], SITES_OF_A_CALL
-        )
+        places = first_of_each(found)
         if len(places) < len(found):
             left_out = len(found) - len(places)
             self.report(
                 "probe_refused", left_out, f"{left_out} functions of {name}: of the same name"
             )
         if found and trusted:
-            places += self._handed_out(file)
+            places += self._functions.handed_out(file.fd, file.name)
         if not places:
             return False
-        if (count := len({start for _, start, _ in places})) > max_places:
+        if (count := len({it.offset for it in places})) > max_places:
             raise TooManyPlaces(count)
         if holder := self._locks.holder(key[INODE]):
             raise PutOff(holder)
@@ -197,26 +180,13 @@ class Probes:
         self.report("probes_attached", count, f"{count} calls of {name}")
         return True
 
-    def _handed_out(self, file: ProbedFile) -> list[tuple[Call, int, int]]:
-        """(call, offset, size unknown) of functions that the library hands out by name."""
-        places = []
-        for api in self._apis:
-            if api.hands_out and api.is_library(file.name):
-                wanted = {name: call for (of, name), call in self._calls.items() if of == api.name}
-                places += [
-                    (wanted[name], offset, 0) for name, offset in entry_points(file.fd, wanted)
-                ]
-        return places
-
-    def _choose(
-        self, file: ProbedFile, key: FileKey, places: Sequence[tuple[Call, int, int]]
-    ) -> list[Site]:
+    def _choose(self, file: ProbedFile, key: FileKey, places: Sequence[Place]) -> list[Site]:
         """A site for each function: several symbols may name one. Forwarders get none, which only
         jump to another library: JAX comes with such stubs of whole APIs, in 20 files."""
         name = file.name
         sites: dict[int, Site] = {}
         forwarders = too_many = 0
-        libraries = {api.name for api in self._apis if api.is_library(name)}
+        libraries = self._functions.libraries(name)
         asked = [(start, size, call.api not in libraries) for call, start, size in places]
         found = _native.probe_sites(file.path, asked, CHOOSE_CPU_S)
         too_late = len(places) - len(found)
@@ -486,7 +456,7 @@ class Probes:
     def _new_site(self, like: Site, excess_ns: float = 0.0) -> Site:
         site = replace(like, index=self._free.popleft(), excess_ns=excess_ns)
         call = site.call
-        number = self._at_entry.get((call.api, call.function), 0)
+        number = self._functions.number_at_entry(call)
         self._bpf.set_array("sites", site.index, call.reading.packed(number))
         self.sites[site.index] = site
         self._on.add(site.index)
@@ -507,17 +477,3 @@ class Probes:
     def report(self, name: str, value: float, text: str) -> None:
         """Note something for the next drain."""
         self.notices.append(Notice(name, value, text))
-
-
-def _first_of_each(
-    places: Sequence[tuple[Call, int, int]], limit: int
-) -> list[tuple[Call, int, int]]:
-    """The first `limit` places of each call, in their order."""
-    seen: Counter[str] = Counter()
-    kept = []
-    for place in places:
-        name = place[0].function
-        seen[name] += 1
-        if seen[name] <= limit:
-            kept.append(place)
-    return kept
