@@ -65,6 +65,9 @@ class Cycle:
     off first, as they would count for themselves in between."""
     is_on: bool = True
     is_reported: bool = False
+    is_partial: bool = False
+    """This turn is the interval in which they were found to be over the budget: the program may
+    have begun to call within it. The next turn comes soon, and stands for what follows this one."""
     turn_ended: bool = False
     """They came off, and the rows of that turn were not looked at yet."""
     unseen_from_s: float = 0.0
@@ -163,6 +166,8 @@ class DutyCycle:
                 self._forget()
             elif not cycle.is_reported:
                 self._report(cycle, share)
+            if cycle.is_partial:
+                cycle.off_s, cycle.is_partial = MIN_OFF_S, False
         elif not cycle.is_on and self._charged_s - cycle.since_s >= cycle.off_s:
             self._put_on(cycle)
 
@@ -206,9 +211,8 @@ class DutyCycle:
         cycle.add(counted)
         cycle.cost_ns.update(self._cost_ns(hot, counted, hits))
         if elapsed_s >= ON_S and self._take_off(cycle, {}):
-            cycle.turn_ended = (
-                True  # what was counted since rows were read comes with the next ones
-            )
+            # What was counted since rows were read comes with the next ones.
+            cycle.turn_ended = cycle.is_partial = True
             return cycle
         return Cycle(hot, 1.0, self._charged_s, nested)
 
