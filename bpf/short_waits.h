@@ -67,8 +67,8 @@ static __always_inline u32 level_of(const struct wait_pressure *it)
 	return level < MAX_LEVEL ? level : MAX_LEVEL;
 }
 
-/* Whether a wait counts as 1, whatever was drawn; asked at its end. */
-static __always_inline bool is_long(u64 ns, u64 now)
+/* Whether a wait counts as 1, whatever was drawn; asked at its end. Global, as weight_of_stack. */
+__weak __noinline bool is_long(u64 ns, u64 now)
 {
 	u64 from_ns;
 
@@ -80,9 +80,9 @@ static __always_inline bool is_long(u64 ns, u64 now)
 
 /*
  * One in 2^result is drawn of what comes after `number` times as many as are all taken: the number of bits of
- * `number`. So about as many are drawn each time the count doubles.
+ * `number`. So about as many are drawn each time the count doubles. Global, as weight_of_stack.
  */
-static __always_inline u32 octave(u32 number)
+__weak __noinline u32 octave(u32 number)
 {
 	u32 shift = 0;
 

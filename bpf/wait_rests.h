@@ -56,8 +56,8 @@ static __always_inline struct rest *rest_of(u32 tid)
 	return may_rest ? bpf_map_lookup_elem(&wait_rests, &at) : NULL;
 }
 
-/* Whether a thread rests at a time of slice_clock. */
-static __always_inline bool rests_at(u32 tid, u64 coarse_ns)
+/* Whether a thread rests at a time of slice_clock. Global, so that the verifier follows it once in each program. */
+__weak __noinline bool rests_at(u32 tid, u64 coarse_ns)
 {
 	const struct rest *it = rest_of(tid);
 
