@@ -9,12 +9,15 @@
  *
  * The draw is made at the beginning, because stacks are taken there. A CPU on which many were counted in
  * this window counts fewer, and only waits of 2 or 4 ms and more are long there: its level is 1 or 2.
+ *
+ * A line (struct wait_line, one cache line) belongs to the threads whose number modulo SHORT_WAIT_LINES is its
+ * index; `tid` is the thread that uses it now. While one waits with it, all waits of another are counted, as 1:
+ * nothing is mixed up.
  */
 #ifndef SONDE_SHORT_WAITS_H
 #define SONDE_SHORT_WAITS_H
 
-#include "wait_rests.h"
-
+#define SHORT_WAIT_LINES 4096
 #define SHORT_WAIT_WINDOW_SHIFT 30 /* 1.07 s */
 #define SHORT_WAITS_SHIFT 6	   /* log2 of how many of a thread are counted in a window: 64 */
 #define LEVEL_SHIFT 11		   /* log2 of the waits on a CPU for each level: 2048 */
@@ -27,6 +30,32 @@
 
 const volatile u64 long_wait_ns = 1000000;
 const volatile u64 longest_short_wait_ns = 4000000; /* a wait this long is long at every level */
+
+enum line_state {
+	LINE_IDLE,  /* the thread runs, or its wait is in the task's storage */
+	LINE_NOTED, /* its wait was not drawn: what is known of it stands here */
+};
+
+struct wait_line {
+	u32 tid;
+	u32 window;
+	u32 waits; /* in this window */
+	u32 state;
+	u64 began_ns;
+	u64 wake_ns;
+	u32 waker_tgid;
+	u32 waker_tid;
+	u32 task_state; /* the thread's, as it left its CPU */
+	u32 preempted;
+	u64 unused[2];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SHORT_WAIT_LINES);
+	__type(key, u32);
+	__type(value, struct wait_line);
+} wait_lines SEC(".maps");
 
 /* How many waits and stacks a CPU counts. */
 struct wait_pressure {
@@ -43,6 +72,14 @@ struct {
 	__type(key, u32);
 	__type(value, struct wait_pressure);
 } wait_pressure SEC(".maps");
+
+/* The line for a thread; NULL where all waits are counted, of chosen processes alone. */
+static __always_inline struct wait_line *line_of(u32 tid)
+{
+	const u32 at = tid % SHORT_WAIT_LINES;
+
+	return chosen_only ? NULL : bpf_map_lookup_elem(&wait_lines, &at);
+}
 
 /* The wait_pressure of this CPU in this window; NULL where all waits are counted. */
 static __always_inline struct wait_pressure *pressure_now(u64 now)
@@ -67,8 +104,8 @@ static __always_inline u32 level_of(const struct wait_pressure *it)
 	return level < MAX_LEVEL ? level : MAX_LEVEL;
 }
 
-/* Whether a wait counts as 1, whatever was drawn; asked at its end. Global, as weight_of_stack. */
-__weak __noinline bool is_long(u64 ns, u64 now)
+/* Whether a wait counts as 1, whatever was drawn; asked at its end. */
+static __always_inline bool is_long(u64 ns, u64 now)
 {
 	u64 from_ns;
 
@@ -80,9 +117,9 @@ __weak __noinline bool is_long(u64 ns, u64 now)
 
 /*
  * One in 2^result is drawn of what comes after `number` times as many as are all taken: the number of bits of
- * `number`. So about as many are drawn each time the count doubles. Global, as weight_of_stack.
+ * `number`. So about as many are drawn each time the count doubles.
  */
-__weak __noinline u32 octave(u32 number)
+static __always_inline u32 octave(u32 number)
 {
 	u32 shift = 0;
 
@@ -99,12 +136,6 @@ static __always_inline bool one_in(u32 shift)
 	return !shift || !(bpf_get_prandom_u32() & ((1U << shift) - 1));
 }
 
-/* How long a wait is that counts as 1 whatever came of the draws, where as many as 2^rest_shift count for rests. */
-static __always_inline u64 surely_seen_ns(u32 rest_shift)
-{
-	return rest_shift ? SLICE_NS : longest_short_wait_ns;
-}
-
 /*
  * A thread with this line (line_of) leaves its CPU: as how many waits this one counts. 0: others stand for it,
  * and the line holds what is known of it.
@@ -119,28 +150,29 @@ static __always_inline u32 drawn(struct wait_line *line, u32 tid, u32 task_state
 	if (!line)
 		return 1;
 	if (line->tid != tid) {
-		if (line->state == LINE_NOTED || rests_at(line->tid, slice_clock()))
-			return 1; /* another thread waits with it */
+		if (line->state == LINE_NOTED) /* another thread waits with it */
+			return 1;
 		line->tid = tid;
 		line->window = 0;
 	}
-	if (line->state == LINE_RESTING)
-		line->state = LINE_IDLE;
-	if (line->window != window)
-		weigh(line, window);
-	if (begins_rest(line, tid, task_state, preempted))
-		return 0;
+	if (line->window != window) {
+		line->window = window;
+		line->waits = 0;
+	}
 	pressure = pressure_now(now);
 	if (!pressure)
 		return 1;
-	pressure->not_drawn += (1U << line->rest_shift) - 1;
 	shift = octave(line->waits++ >> (SHORT_WAITS_SHIFT - FEWER_SHIFT * level_of(pressure)));
 	if (one_in(shift)) {
 		pressure->counted++;
-		return 1U << shift << line->rest_shift;
+		return 1U << shift;
 	}
 	pressure->not_drawn++;
-	note_wait(line, task_state, preempted, now);
+	line->began_ns = now;
+	line->wake_ns = 0;
+	line->waker_tgid = line->waker_tid = 0;
+	line->task_state = task_state;
+	line->preempted = preempted;
 	__sync_lock_test_and_set(&line->state, LINE_NOTED);
 	return 0;
 }
@@ -178,6 +210,20 @@ static __always_inline bool drawn_lately(u32 tid, u64 now)
 	struct wait_line *line = filter_targets ? line_of(tid) : NULL;
 
 	return line && line->tid == tid && line->window == (u32)(now >> SHORT_WAIT_WINDOW_SHIFT);
+}
+
+/* The line that holds what is known of this thread's wait; NULL where none does. */
+static __always_inline struct wait_line *noted_line_of(u32 tid)
+{
+	struct wait_line *line = line_of(tid);
+
+	return line && line->tid == tid && line->state == LINE_NOTED ? line : NULL;
+}
+
+/* Takes what a line holds. True once: for the wait's end or for the scan of all tasks. */
+static __always_inline bool take_line(struct wait_line *line)
+{
+	return __sync_val_compare_and_swap(&line->state, LINE_NOTED, LINE_IDLE) == LINE_NOTED;
 }
 
 #endif

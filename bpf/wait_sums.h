@@ -22,10 +22,9 @@ struct waiting {
 	u64 stack_id;
 	u64 walk_ns; /* what taking it added to the beginning of the wait */
 	struct stack_chance chance;
-	u64 start_ns;	/* of the process */
-	u32 weight;	/* inverse chance of the stack; 0: none taken */
-	u32 drawn;	/* as how many it counts if it is short (short_waits.h) */
-	u32 rest_shift; /* log2: as how many if it is long, but shorter than a slice (wait_rests.h) */
+	u64 start_ns; /* of the process */
+	u32 weight;   /* inverse chance of the stack; 0: none taken */
+	u32 drawn;    /* as how many it counts if it is short (short_waits.h) */
 	s32 reason;
 	u32 waker_tgid;
 	u32 waker_tid;

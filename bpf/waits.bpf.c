@@ -65,17 +65,15 @@ static __always_inline u32 thinned(u32 weight)
 	return bpf_get_prandom_u32() % *divisor ? 0 : weight * *divisor;
 }
 
-/* Sets a wait that proved long from what the thread's line held in this state, as if it had been drawn. */
+/* Sets a wait that proved long from what the thread's line holds, as if it had been drawn. */
 static __always_inline void take_in(struct waiting *w, struct task_struct *task,
-				    const struct wait_line *line, u32 state, u64 now)
+				    const struct wait_line *line)
 {
 	w->start_ns = start_of(task);
-	w->began_ns = began_of(line, state, now);
+	w->began_ns = line->began_ns;
 	w->use.switches = 0; /* not known */
 	if (line->wake_ns)
 		w->wake_ns = line->wake_ns;
-	else if (state == LINE_RESTING) /* its wake-up was not looked at */
-		w->wake_ns = 0;
 	w->reason = reason_of(task, line->task_state, line->preempted);
 	w->waker_tgid = line->waker_tgid;
 	w->waker_tid = line->waker_tid;
@@ -83,15 +81,6 @@ static __always_inline void take_in(struct waiting *w, struct task_struct *task,
 	w->weight = 0;
 	w->walk_ns = 0;
 	w->drawn = 1;
-	w->rest_shift = line->rest_shift;
-}
-
-/* As how many a wait counts that lasted `ns`. */
-static __always_inline u32 counts_as(const struct waiting *w, u64 ns, u64 now)
-{
-	if (w->rest_shift && ns >= SLICE_NS)
-		return 1;
-	return w->drawn > 1 && !is_long(ns, now) ? w->drawn : 1U << w->rest_shift;
 }
 
 /* Sums a wait that is over, from `from` to `now`; the next one has not been woken yet. */
@@ -99,7 +88,8 @@ static __noinline void sum_ended(struct waiting *w, struct task_struct *task, u6
 {
 	if (now < from) /* the scan summed it up after we looked at the clock */
 		now = from;
-	sum_wait(w, task, from, now, true, counts_as(w, now - w->began_ns, now));
+	sum_wait(w, task, from, now, true,
+		 w->drawn > 1 && !is_long(now - w->began_ns, now) ? w->drawn : 1);
 	w->wake_ns = 0;
 }
 
@@ -141,7 +131,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 
 	if (!preempted && (state & TASK_ENDED))
 		return;
-	if (line && line->tid == prev->pid && take_line(line, LINE_NOTED) &&
+	if (line && line->tid == prev->pid && line->state == LINE_NOTED && take_line(line) &&
 	    is_long(now - line->began_ns, now))
 		count_loss(LOSS_UNSEEN_SWITCH); /* it may have been long; see end_unseen */
 	times = drawn(line, prev->pid, state, preempted, now);
@@ -165,7 +155,6 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->start_ns = start_of(prev);
 	w->reason = reason_of(prev, state, preempted);
 	w->drawn = times;
-	w->rest_shift = line && line->tid == prev->pid ? line->rest_shift : 0;
 	if (w->reason == WAIT_PREEMPTED) /* nobody wakes a thread that is ready */
 		w->waker_tgid = w->waker_tid = 0;
 	w->stack_id = 0;
@@ -188,20 +177,18 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 /* `line`: noted_line_of the thread. */
 static __always_inline void end_wait(struct task_struct *next, struct wait_line *line, u64 now)
 {
-	u32 state = line ? line->state : LINE_IDLE;
 	struct waiting *w;
-	u64 from, ns;
+	u64 from;
 
-	if (line && (state == LINE_IDLE || !take_line(line, state)))
+	if (line && !take_line(line))
 		line = NULL; /* the scan was faster */
-	ns = line ? now - began_of(line, state, now) : 0;
-	if (line && (state == LINE_RESTING ? ns < SLICE_NS : !is_long(ns, now)))
+	if (line && !is_long(now - line->began_ns, now))
 		return;
 	w = bpf_task_storage_get(&threads, next, 0, 0);
 	if (!w)
 		return;
 	if (line) {
-		take_in(w, next, line, state, now);
+		take_in(w, next, line);
 		from = w->began_ns;
 	} else {
 		from = __sync_lock_test_and_set(&w->counted_ns, 0);
@@ -219,18 +206,15 @@ int on_switch(u64 *ctx)
 	bool preempted = ctx[0];
 	struct task_struct *prev = (void *)ctx[1];
 	struct task_struct *next = (void *)ctx[2];
-	u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
-	u64 coarse_ns = slice_clock(), now;
-	bool begins = prev->pid && !rests_on(prev, state, preempted, coarse_ns);
-	bool ends = next->pid && !rests_at(next->pid, coarse_ns);
+	u64 now = bpf_ktime_get_ns();
 	struct wait_line *line;
 
-	if (!begins && !ends && !measure_switch)
-		return 0;
-	now = bpf_ktime_get_ns();
-	if (begins && (drawn_lately(prev->pid, now) || watched(prev->tgid)))
+	if (prev->pid && (drawn_lately(prev->pid, now) || watched(prev->tgid))) {
+		u32 state = switch_has_state ? (u32)ctx[3] : state_of(prev);
+
 		begin_wait(ctx, prev, state, preempted, now);
-	if (ends) {
+	}
+	if (next->pid) {
 		line = noted_line_of(next->pid);
 		if (line || watched(next->tgid))
 			end_wait(next, line, now);
@@ -247,13 +231,11 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	struct waiting *w;
 	u64 waker, now;
 
-	if (rests_at(task->pid, slice_clock()))
-		return 0;
 	line = noted_line_of(task->pid);
 	if (line) {
 		now = bpf_ktime_get_ns();
 		line->wake_ns = now;
-		if (now - began_of(line, line->state, now) >= long_wait_ns &&
+		if (now - line->began_ns >= long_wait_ns &&
 		    !in_interrupt(bpf_get_current_task_btf())) {
 			waker = bpf_get_current_pid_tgid();
 			line->waker_tgid = waker >> 32;
@@ -315,7 +297,6 @@ int BPF_PROG(on_new, struct task_struct *task)
 	}
 	w->start_ns = start_of(task);
 	w->drawn = 1;
-	w->rest_shift = 0;
 	w->reason = WAIT_NEW;
 	w->began_ns = bpf_ktime_get_ns();
 	__sync_lock_test_and_set(&w->counted_ns, w->began_ns);
@@ -338,7 +319,6 @@ int on_scan(struct bpf_iter__task *ctx)
 	struct wait_line *line;
 	struct waiting *w;
 	u64 now, from;
-	u32 state;
 	long n;
 
 	w = task ? bpf_task_storage_get(&threads, task, 0, 0) : NULL;
@@ -364,19 +344,14 @@ int on_scan(struct bpf_iter__task *ctx)
 
 		/* What may prove short counts once it is over. */
 		if (now > from && now > seen.began_ns &&
-		    ((seen.drawn <= 1 && !seen.rest_shift) ||
-		     now - seen.began_ns >= surely_seen_ns(seen.rest_shift)) &&
+		    (seen.drawn <= 1 || now - seen.began_ns >= longest_short_wait_ns) &&
 		    __sync_val_compare_and_swap(&w->counted_ns, from, now) == from)
 			sum_wait(&seen, task, from, now, false, 1);
 		return 0;
 	}
 	line = noted_line_of(task->pid);
-	state = line ? line->state : LINE_IDLE;
-	if (state != LINE_IDLE &&
-	    now - began_of(line, state, now) >=
-		    surely_seen_ns(state == LINE_RESTING ? REST_SHIFT : line->rest_shift) &&
-	    take_line(line, state)) {
-		take_in(w, task, line, state, now);
+	if (line && now - line->began_ns >= longest_short_wait_ns && take_line(line)) {
+		take_in(w, task, line);
 		__sync_val_compare_and_swap(&w->counted_ns, 0, w->began_ns);
 		return 0; /* summed from the next scan on, or by its end */
 	}
@@ -384,7 +359,6 @@ int on_scan(struct bpf_iter__task *ctx)
 		return 0;
 	w->start_ns = start_of(task);
 	w->drawn = 1;
-	w->rest_shift = 0;
 	w->reason = reason_of(task, state_of(task), false);
 	w->weight = 0;
 	w->stack_id = 0;
@@ -422,7 +396,7 @@ int on_forget(struct bpf_iter__task *ctx)
 		return 0;
 	line = noted_line_of(task->pid);
 	if (line)
-		line->state = LINE_IDLE;
+		take_line(line);
 	w = bpf_task_storage_get(&threads, task, 0, 0);
 	if (w) {
 		__sync_lock_test_and_set(&w->counted_ns, 0);

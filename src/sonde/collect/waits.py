@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping
 from typing import Final
 
@@ -44,20 +43,13 @@ SWITCHES = ("on_waking", "on_new", "on_switch")
 
 LONG_WAIT_NS: Final = 1_000_000
 """Waits of this length or more are counted one by one, however many there are; of shorter ones some
-stand for all (bpf/short_waits.h), and of those below 17 ms where a thread rests (bpf/wait_rests.h).
-"""
+stand for all (bpf/short_waits.h)."""
 LONGEST_SHORT_WAIT_NS: Final = 4_000_000
 """What LONG_WAIT_NS is raised to at most, on a CPU with very many waits: there more of them are
 short ones."""
-REST_SPANS_NS: Final = (10_000_000, 1_000_000_000)
-"""Where single waits are kept from a length within these on, threads with very many waits rest
-(bpf/wait_rests.h): not in a trace, which keeps short ones, nor in a diagnosis, which keeps none and
-compares quarters of a second with each other."""
 OTHER: Final = ("other", "")
 """Reason and call of what was counted for all processes together."""
 _ALL_ROWS: Final = SmallWaits(0)
-_COARSE: Final = 6
-"""CLOCK_MONOTONIC_COARSE: its resolution is the kernel's tick."""
 ROWS: Final = 16_384
 MAX_ROWS: Final = 32_768
 """Bounds of the map `waits`; more rows would take longer to read than a tick has."""
@@ -104,8 +96,6 @@ class WaitCollector(Collector):
             "unwind_steps": WALK_STEPS,
             "long_wait_ns": min(LONG_WAIT_NS, span_min_ns),
             "longest_short_wait_ns": min(LONGEST_SHORT_WAIT_NS, span_min_ns),
-            "may_rest": int(REST_SPANS_NS[0] <= span_min_ns <= REST_SPANS_NS[1]),
-            "tick_ns": int(time.clock_getres(_COARSE) * 1e9 + 0.5),
         }
         return BpfObject("waits", constants, max_entries=_room())
 
