@@ -16,8 +16,9 @@ class Walker:
 
     name = "cpu"
 
-    def __init__(self):
+    def __init__(self, reports_ongoing=False):
         self.drained = []
+        self.reports_ongoing = reports_ongoing
 
     def drain(self, since_ns, to_the_end):
         self.drained.append((since_ns, to_the_end))
@@ -36,6 +37,12 @@ def took_s(ends):
 
 def test_it_is_over_soon_where_walks_lack_nothing():
     assert took_s(lambda: {"entry": 10**6}) >= warming.QUIET_S
+
+
+def test_what_goes_on_is_read_right_before_the_recording_begins():
+    waits, cpu = Walker(reports_ongoing=True), Walker()
+    warming.warm_up([waits, cpu], lambda gap_ms: time.sleep(gap_ms / 1e3), dict)
+    assert waits.drained[0][0] >= cpu.drained[0][0]
 
 
 def test_it_waits_while_walks_lack_something():
