@@ -60,7 +60,8 @@ CHARGED = {
     "unwind/code_files.py": {"executable_segments"},
     "unwind/jvm.py": {"exported_addresses"},
     "unwind/v8.py": {"exported_addresses"},
-    "collect/probes.py": {"find_functions", "probe_sites"},
+    "collect/probes.py": {"probe_sites"},
+    "collect/wanted_functions.py": {"find_functions"},
     "collect/launch_sites.py": {"find_functions", "probe_sites"},
 }
 """Places that call one of them on the loop. The tests below run each, but that of perf maps, which
