@@ -16,10 +16,11 @@ const volatile u32 young_rows_of_one = 256;
 /* Not the map of other shares: that of traced requests has one entry where there are none. */
 SHARE_MAP(young_rows);
 
-/* Whether a process of `party` that started at `start_ns` (CLOCK_BOOTTIME) may have a new row. */
+/* Whether a process of `party` that started at `start_ns` (CLOCK_BOOTTIME) may have a new row. In a recording of
+ * given processes all of them may. Include task.h before it. */
 static __always_inline bool may_have_row(u64 party, u64 start_ns)
 {
-	return !party || bpf_ktime_get_boot_ns() - start_ns >= YOUNG_NS ||
+	return filter_targets || !party || bpf_ktime_get_boot_ns() - start_ns >= YOUNG_NS ||
 	       within_share_by(&young_rows, party, 0, young_rows_of_one);
 }
 
