@@ -14,17 +14,18 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from leader import listening
+from leader import CREDENTIALS, listening
 from sonde._fleet import signed_by, unfit_keys
 from sonde.cli import fleet_collect
 from sonde.cli.main import main
 from sonde.errors import SinkError, UsageError
 from sonde.fleet import collector, request_body, service
-from sonde.fleet.aggregator import HelperUnavailable
+from sonde.fleet.aggregator import HelperUnavailable, Refused
 from sonde.fleet.evaluation import attacks, forecast
 from sonde.fleet.evaluation.attack_results import AttackResult
 from sonde.fleet.evaluation.local_deployment import START_S, LocalDeployment, small_task
 from sonde.fleet.evaluation.population import Population
+from sonde.fleet.refusals import FINAL_FOR_RELEASE
 from sonde.fleet.roster import Identity, Roster
 from sonde.fleet.service import HelperClient
 from sonde.fleet.wire import Malformed, length_prefixed, split_length_prefixed
@@ -250,6 +251,91 @@ def test_a_request_is_repeated_if_the_helper_closed_the_idle_connection(fleet, m
     server.close()
 
 
+class Delaying:
+    """Passes connections on to a port; while `is_delaying`, only the first kilobyte of each."""
+
+    def __init__(self):
+        self.is_delaying, self.port = True, 0
+
+    async def pass_on(self, reader, writer):
+        there_reader, there = await asyncio.open_connection("127.0.0.1", self.port)
+
+        async def forward():
+            is_first = True
+            while part := await reader.read(1024):
+                if is_first or not self.is_delaying:
+                    there.write(part)
+                is_first = False
+
+        forwarding = asyncio.create_task(forward())
+        while part := await there_reader.read(65536):
+            writer.write(part)
+        forwarding.cancel()
+        for one in (there, writer):
+            one.close()
+
+
+def test_a_delay_on_the_way_to_the_helper_destroys_no_report(tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "_JOB_S", 0.3)
+    posts = []
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, lambda _: lambda *of: posts[0](*of))
+    relay = Delaying()
+
+    async def exchange():
+        runner, relay.port = await listening(fleet.helper)
+        between = await asyncio.start_server(relay.pass_on, "127.0.0.1", 0)
+        url = f"https://127.0.0.1:{between.sockets[0].getsockname()[1]}"
+        client = HelperClient(replace(fleet.task, helper_url=url), CREDENTIALS.token, None)
+        client._task = fleet.task  # whose id is in the path: an address changes it
+        posts.append(client.post)
+        try:
+            assert fleet.leader.admit([fleet.report(n, [1]).encode() for n in range(4)]) == [""] * 4
+            with pytest.raises(HelperUnavailable, match="too slow"):
+                await asyncio.to_thread(fleet.leader.process_job)
+            assert (fleet.leader.store.waiting, fleet.leader.store.refusals()) == (4, {})
+            relay.is_delaying = False
+            assert await asyncio.to_thread(fleet.leader.process_job) == 4
+        finally:
+            between.close()
+            await runner.cleanup()
+
+    asyncio.run(exchange())
+    assert fleet.exact_sums()[1] == 4
+    assert fleet.leader.store.refusals() == {}
+    fleet.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "text", "raised"),
+    [
+        ("jobs", 400, "malformed: a job", Refused),
+        ("jobs", 413, "oversized", Refused),
+        ("jobs", 408, "too slow", HelperUnavailable),
+        ("jobs", 408, "hung up", HelperUnavailable),
+        ("jobs", 429, "slow down", HelperUnavailable),
+        ("jobs", 401, "unauthorised", HelperUnavailable),
+        ("jobs", 404, "unknown task", HelperUnavailable),
+        ("jobs", 503, "busy", HelperUnavailable),
+        ("jobs", 503, "malformed", HelperUnavailable),
+        ("jobs", 302, "malformed", HelperUnavailable),
+        ("releases", 409, "mismatch", Refused),
+        ("releases", 429, "budget spent: by others", Refused),
+        ("releases", 425, "still open", Refused),
+        ("releases", 408, "too slow", HelperUnavailable),
+        ("releases", 400, "<html>", HelperUnavailable),
+    ],
+)
+def test_only_a_refusal_of_the_content_is_final(fleet, monkeypatch, path, status, text, raised):
+    client = HelperClient(replace(fleet.task, helper_url="https://127.0.0.1:1"), "token", None)
+    monkeypatch.setattr(client, "_post", lambda *_: (status, text.encode()))
+    with pytest.raises(raised) as caught:
+        client.post(path, b"body")
+    if raised is Refused:
+        assert caught.value.reason == text.partition(":")[0]
+    else:
+        assert "<" not in str(caught.value)
+
+
 def test_shares_that_do_not_belong_together_are_refused(fleet):
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
@@ -261,12 +347,18 @@ def test_shares_that_do_not_belong_together_are_refused(fleet):
         collector.combine_shares(fleet.task, START_S, [shares[0], shares[1][:-1]])
 
 
-def test_follow_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "reason",
+    ["still open", "too slow", "hung up", "busy", "unauthorised", "unknown task", "<html>"],
+)
+def test_follow_asks_again_for_a_batch_that_is_not_refused_for_good(
+    fleet, tmp_path, monkeypatch, capsys, reason
+):
     (tmp_path / "task.json").write_text(fleet.task.to_json())
     fleet.send(fleet.report(0, [1]), fleet.report(1, [1]))
     fleet.close_batch()
     released = fleet.collect()
-    answers = [collector.ReleaseDenied("still open", "reports are being checked"), released]
+    answers = [collector.ReleaseDenied(reason, "a detail"), released]
     asked = []
 
     def collect(state, start_s):
@@ -283,7 +375,26 @@ def test_follow_waits_for_a_batch_that_is_still_open(fleet, tmp_path, monkeypatc
     assert main(["fleet", "collect", *out, *batch]) == 0
     assert len(asked) == 2
     assert asked[0] == asked[1]
-    assert "still open" in capsys.readouterr().err
+    assert f"{reason} (a detail)" in (shown := capsys.readouterr().err)
+    assert "; retrying" in shown
+
+
+@pytest.mark.parametrize("reason", sorted(FINAL_FOR_RELEASE))
+def test_follow_skips_a_batch_that_is_refused_for_good(tmp_path, monkeypatch, capsys, reason):
+    (tmp_path / "task.json").write_text(small_task().to_json())
+    asked = []
+
+    def collect(state, start_s):
+        asked.append(start_s)
+        raise collector.ReleaseDenied(reason, "")
+
+    monkeypatch.setattr(collector, "collect", collect)
+    monkeypatch.setattr(fleet_collect.time, "sleep", lambda seconds: None)
+    batch = ("--batch", str(START_S - 24 * 365 * 3600), "--releases", "2", "--format", "csv")
+    out = ("--state", str(tmp_path), "--follow", "-o", str(tmp_path / "out"))
+    assert main(["fleet", "collect", *out, *batch]) == 0
+    assert [one - asked[0] for one in asked] == [0, 3600]
+    assert "retrying" not in capsys.readouterr().err
 
 
 def test_an_attack_that_succeeds_fails_the_command(monkeypatch, capsys):

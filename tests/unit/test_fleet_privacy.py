@@ -24,6 +24,7 @@ from sonde.fleet.evaluation.attack_results import AttackResult
 from sonde.fleet.evaluation.local_deployment import small_task
 from sonde.fleet.noise import (
     Mechanism,
+    chance_of_sum,
     discovery_threshold,
     epsilon_of_rho,
     plan,
@@ -142,9 +143,56 @@ def test_reports_without_proofs_have_no_privacy_guarantee():
 def test_the_threshold_of_unknown_keys_hides_what_one_unit_holds():
     threshold = discovery_threshold(1.0, 1e-6)
     assert 10 < threshold < 30
-    noise = np.random.default_rng(1).laplace(0.0, 1.0, 100_000)
+    noise = np.random.default_rng(1).laplace(0.0, 1.0, (2, 100_000)).sum(axis=0)
     assert (1 + noise < threshold).all()
     assert discovery_threshold(1.0, 1e-9) > threshold
+
+
+def chances(scale, contribution):
+    """By threshold: the exact chances that the count of one unit's key reaches it, with the noise
+    of one and of both aggregators.
+    """
+    reach = math.ceil(60 * scale)  # beyond it is less than 1e-25
+    at = np.arange(-reach, reach + 1)
+    one = np.exp(-np.abs(at) / scale)
+    one /= one.sum()
+    both = np.convolve(one, one)
+    tails = [np.cumsum(part[::-1])[::-1] for part in (one, both)]
+    return lambda threshold: [
+        float(tail[len(tail) // 2 + threshold - contribution]) for tail in tails
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scale", "delta", "contribution"),
+    [(1.0, 1e-6, 1), (5.0, 1e-6, 1), (5.0, 1e-9, 3), (40.0, 1e-6, 24), (0.3, 1e-3, 2)],
+)
+def test_the_stated_delta_holds_for_the_noise_that_both_aggregators_add(scale, delta, contribution):
+    threshold = discovery_threshold(scale, delta, contribution)
+    exact = chances(scale, contribution)
+    one, both = exact(threshold)
+    assert one < both <= delta < exact(threshold - 1)[1]
+    for least in (1, 2, math.ceil(7 * scale)):
+        assert chance_of_sum(scale, least) == pytest.approx(
+            exact(contribution + least)[1], rel=1e-9
+        )
+
+
+def test_the_noise_that_the_aggregators_draw_shows_a_lone_key_as_rarely_as_stated():
+    scale, delta, draws = 2.0, 0.02, 20_000
+    threshold = discovery_threshold(scale, delta)
+    mechanism = Mechanism("laplace", scale)
+    p = math.exp(-1 / scale)  # seeded: a Laplace noise is the difference of two geometric ones
+    rng = np.random.default_rng(9)
+    geometric = rng.geometric(1 - p, (4, draws))
+    seeded = geometric[0] - geometric[1] + geometric[2] - geometric[3]
+    drawn = np.add(mechanism.sample(draws), mechanism.sample(draws))
+    margin = 7 * math.sqrt(draws * delta)  # the product's sampler has no seed
+    expected = draws * chance_of_sum(scale, threshold - 1)
+    for noise in (seeded, drawn):
+        shown = int((1 + noise >= threshold).sum())
+        assert abs(shown - expected) < margin
+        assert shown < draws * delta + margin
 
 
 @pytest.mark.parametrize(

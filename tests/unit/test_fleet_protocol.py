@@ -312,6 +312,45 @@ def test_a_job_that_the_helper_refuses_whole_does_not_stand_in_the_way(tmp_path)
     fleet.close()
 
 
+@pytest.mark.parametrize("reason", ["too slow", "hung up", "busy", "unknown task", "slow down"])
+def test_a_job_is_kept_unless_its_content_is_refused(tmp_path, reason):
+    refusing = [True]
+
+    def wrap(post):
+        def delayed(path, body):
+            if refusing:
+                raise Refused(reason)
+            return post(path, body)
+
+        return delayed
+
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 4, wrap)
+    with pytest.raises(HelperUnavailable, match=reason):
+        fleet.send(*(fleet.report(n, [1]) for n in range(4)))
+    assert fleet.leader.store.waiting == 4
+    refusing.clear()
+    while fleet.leader.process_job():
+        pass
+    assert fleet.exact_sums()[1] == 4
+    assert fleet.leader.store.refusals() == {}
+    fleet.close()
+
+
+def test_reports_that_are_lost_with_a_refused_job_are_logged_as_an_error(tmp_path, caplog):
+    def wrap(post):
+        def strict(path, body):
+            raise Refused("malformed", "no\x1b[2J job")
+
+        return strict
+
+    fleet = LocalDeployment(tmp_path, small_task(), ["a"] * 3, wrap)
+    fleet.send(*(fleet.report(n, [1]) for n in range(3)))
+    (record,) = (one for one in caplog.records if one.levelname == "ERROR")
+    expected = r"3 reports are lost, their job is refused: malformed ('no\x1b[2J job')"
+    assert record.getMessage() == expected
+    fleet.close()
+
+
 def test_bodies_in_memory_go_with_their_job_however_soon_it_is_taken(fleet):
     store = fleet.leader.store
     drop = store._spool.drop
@@ -449,6 +488,24 @@ def test_a_leader_that_fails_is_asked_again(fleet, monkeypatch):
     task = replace(fleet.task, leader_url="https://127.0.0.1:1")
     receipt = upload_with_retry(task, b"report", ssl.create_default_context(), 30)
     assert (receipt.accepted, answers) == (True, [])
+
+
+@pytest.mark.parametrize("answer", [(408, "too slow"), (408, "hung up"), (429, "x"), (503, "busy")])
+def test_a_delayed_upload_is_sent_again(fleet, monkeypatch, answer):
+    answers = [answer, (409, "replayed")]
+    monkeypatch.setattr(UploadConnection, "_post", lambda *_: answers.pop(0))
+    task = replace(fleet.task, leader_url="https://127.0.0.1:1")
+    receipt = upload_with_retry(task, b"report", ssl.create_default_context(), 30)
+    assert (receipt.accepted, answers) == (True, [])
+
+
+def test_a_refused_report_is_not_sent_again(fleet, monkeypatch):
+    for status, reason in ((410, "late"), (404, "unknown task"), (403, "tenant cap")):
+        answers = [(status, reason)]
+        monkeypatch.setattr(UploadConnection, "_post", lambda *_, answers=answers: answers.pop(0))
+        task = replace(fleet.task, leader_url="https://127.0.0.1:1")
+        receipt = upload_with_retry(task, b"report", ssl.create_default_context(), 30)
+        assert (receipt.accepted, receipt.reason) == (False, reason)
 
 
 def test_refused_uploads_write_and_sync_nothing(fleet, tmp_path, monkeypatch):

@@ -26,7 +26,7 @@ from sonde.collect.ring_budget import Turn
 from sonde.collect.waits import WaitCollector
 from sonde.fleet.discovery import NO_UNKNOWN_KERNEL, discover, threshold_of
 from sonde.fleet.evaluation.local_deployment import small_task
-from sonde.fleet.noise import discovery_threshold
+from sonde.fleet.noise import chance_of_sum, discovery_threshold
 from sonde.fleet.result import Result, Row
 from sonde.query import framing
 from sonde.sinks.chunk import columns_of
@@ -303,6 +303,8 @@ def test_a_wait_whose_stack_found_no_room_keeps_its_weight():
 def test_the_threshold_is_the_least_that_keeps_a_lone_key_hidden():
     for scale, delta, contribution in ((1.0, 1e-6, 1), (5.0, 1e-6, 1), (5.0, 1e-9, 3)):
         found = discovery_threshold(scale, delta, contribution)
+        chance = chance_of_sum(scale, found - contribution)
+        assert chance <= delta < chance_of_sum(scale, found - 1 - contribution)
         dp.enable_features("contrib")
         domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
         metric = dp.l01inf_distance(dp.absolute_distance(T="i64"))
@@ -311,7 +313,7 @@ def test_the_threshold_is_the_least_that_keeps_a_lone_key_hidden():
             made = dp.m.make_laplace_threshold(*at, scale=scale, threshold=threshold)
             return made.map((1, contribution, contribution))[1]
 
-        assert spent(found) <= delta < spent(found - 1)
+        assert spent(found) < chance  # with the noise of one aggregator alone
 
 
 def test_the_threshold_is_above_what_one_unit_adds_however_little_the_noise():

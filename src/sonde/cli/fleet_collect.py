@@ -180,7 +180,7 @@ def _schedule(args: argparse.Namespace, task: Task, now_s: float) -> None:
 
 
 def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
-    """Writes one file per release. A refused batch is reported and skipped."""
+    """Writes one file per release. A batch that is refused for good is reported and skipped."""
     from sonde.fleet import collector
 
     if args.output is None:
@@ -201,9 +201,13 @@ def _follow(args: argparse.Namespace, task: Task, clock: PartyClock) -> int:
             release = collector.collect(args.state, start_s)
         except collector.ReleaseDenied as denied:
             why = one_line(str(denied))
-            print(f"batch {_utc(start_s)} is not released: {why}", file=sys.stderr, flush=True)
-            # Its clock differs from ours, or it still verifies reports: ask again.
-            if denied.reason == "still open":
+            again = "" if denied.is_final else "; retrying"
+            print(
+                f"batch {_utc(start_s)} is not released: {why}{again}", file=sys.stderr, flush=True
+            )
+            # Its clock differs from ours, it still verifies reports, the request was delayed on
+            # its way, or the operators must correct something: ask again.
+            if not denied.is_final:
                 time.sleep(min(_RETRY_S, task.release_s))
                 continue
         except SinkError as error:

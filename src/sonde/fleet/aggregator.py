@@ -7,6 +7,7 @@ the name of a counter.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from sonde._fleet import signed_by
 from sonde.fleet import hpke
 from sonde.fleet.budget import BudgetSpent, authorize_release
+from sonde.fleet.refusals import FINAL_FOR_JOB, STATUS_OF_REASON
 from sonde.fleet.roster import Roster
 from sonde.fleet.store import Batch, Store
 from sonde.fleet.task import Task
@@ -37,25 +39,7 @@ from sonde.fleet.wire import (
 
 CLOCK_SKEW_S = 300
 """How far a node's clock may be ahead of the aggregator's; `clock.SKEW_S` is that of parties."""
-_STATUS_OF_REASON = {
-    "malformed": 400,
-    "misaligned": 400,
-    "unknown task": 404,
-    "unknown node": 403,
-    "forged": 403,
-    "tenant cap": 403,
-    "early": 400,
-    "late": 410,
-    "expired": 410,
-    "replayed": 409,
-    "quota": 409,
-    "oversized": 413,
-    "too slow": 408,
-    "still open": 425,
-    "too few": 409,
-    "mismatch": 409,
-    "budget spent": 429,
-}
+_log = logging.getLogger(__name__)
 
 
 class Refused(Exception):
@@ -67,11 +51,13 @@ class Refused(Exception):
 
     @property
     def status(self) -> int:
-        return _STATUS_OF_REASON.get(self.reason, 400)
+        return STATUS_OF_REASON.get(self.reason, 400)
 
 
 class HelperUnavailable(Exception):
-    """The helper does not answer, or not validly; the leader keeps the job and repeats it."""
+    """The helper does not answer, not validly, or with a refusal that is not final (`refusals`):
+    the leader keeps the job and repeats it.
+    """
 
 
 Post = Callable[[str, bytes], bytes]
@@ -267,7 +253,16 @@ class Leader(Aggregator):
             block = verify_as_leader(self.task, self.keys, reports, exchange, self.threads)
         except Malformed as error:
             raise HelperUnavailable("a malformed answer") from error
-        except Refused as refused:  # the whole job: this party counts none of its reports
+        except Refused as refused:
+            if refused.reason not in FINAL_FOR_JOB:
+                raise HelperUnavailable(f"the job is refused: {refused.reason!r}") from refused
+            # The whole job: this party counts none of its reports.
+            _log.error(
+                "%d reports are lost, their job is refused: %s (%r)",
+                len(reports),
+                refused.reason,
+                str(refused),
+            )
             zero = self.task.aggregation().zero()
             block = BlockResult(zero, refused={report.id: refused.reason for report in reports})
         block.refused = {id_: known_refusal_reason(reason) for id_, reason in block.refused.items()}
@@ -376,7 +371,7 @@ def known_refusal_reason(reason: str) -> str:
     """The helper's reason if it is a known one, else a fixed text: the helper must not fill the
     leader's table of counters.
     """
-    return reason if reason in _STATUS_OF_REASON else "refused by the helper"
+    return reason if reason in STATUS_OF_REASON else "refused by the helper"
 
 
 def release_request(start_s: int, duration_s: int, batch: Batch) -> bytes:

@@ -14,6 +14,14 @@ from sonde.fleet.aggregator_request import max_release_bytes, post_request
 from sonde.fleet.budget import entry_for, epsilon
 from sonde.fleet.party_files import read_text
 from sonde.fleet.provision import Credentials
+from sonde.fleet.refusals import (
+    BUSY,
+    FINAL_FOR_RELEASE,
+    HUNG_UP,
+    STILL_OPEN,
+    TOO_SLOW,
+    UNAUTHORISED,
+)
 from sonde.fleet.result import Result, make_result
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Malformed, Reader, aggregate_binding
@@ -33,24 +41,28 @@ sums are modulo 2^32: there it is not noticed.
 """
 
 _REMEDIES = {
-    "still open": "see 'sonde fleet collect --schedule' for when it is due",
+    STILL_OPEN: "see 'sonde fleet collect --schedule' for when it is due",
     "too few": "have more nodes report; a batch of so few is never released",
     "expired": "collect sooner; 'sonde fleet collect --follow' does",
     "budget spent": "wait until older releases are more than a year old",
     "mismatch": "ask both operators: they hold different reports of this batch",
     "unknown task": "let leader and collector use the same task.json",
     "misaligned": "let leader and collector use the same task.json",
-    "unauthorised": "let leader and collector agree on the collector's token",
+    UNAUTHORISED: "let leader and collector agree on the collector's token",
+    **dict.fromkeys((TOO_SLOW, HUNG_UP, BUSY), "try again later"),
 }
 
 
 class ReleaseDenied(UsageError):
-    """The aggregators refuse the release; `reason` is one of theirs."""
+    """The aggregators refuse the release; `reason` is one of theirs. `is_final`: a later request
+    for the batch would be refused, too.
+    """
 
     def __init__(self, reason: str, detail: str) -> None:
         why = f" ({detail})" if detail and detail != reason else ""
         super().__init__(f"the aggregators refuse: {reason}{why}", _REMEDIES.get(reason, ""))
         self.reason = reason
+        self.is_final = reason in FINAL_FOR_RELEASE
 
 
 def collect(directory: Path, start_s: int) -> Result:

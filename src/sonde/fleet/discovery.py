@@ -5,8 +5,8 @@ has the name.
 A second histogram task counts hashes: a node that runs an unclassified kernel at the period's first
 sampled instant reports the bucket of its salted hash, any other node bucket 0. Names never leave a
 node. The collector hashes the names that it has itself (its own libraries, public packages) and
-learns which of them are common. Counts below the threshold of OpenDP's mechanism for unknown keys
-are not shown.
+learns which of them are common. Counts below a threshold are not shown: a bucket that one unit
+alone reports reaches it with a probability of at most the task's delta per release.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def bucket_of(task: Task, kernel: str | None) -> int:
 
 
 def threshold_of(task: Task) -> int:
-    """The smallest noised count that is shown. Raises UsageError if the contribution is
-    unbounded.
+    """The smallest noised count that is shown. With the noise of both aggregators, or of one, a
+    bucket that a single unit reports reaches it with a probability of at most delta. Raises
+    UsageError if the contribution is unbounded.
     """
     contribution = task.sensitivity(task.privacy.unit)
     if contribution is None or task.privacy.mechanism != "laplace":

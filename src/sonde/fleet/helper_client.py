@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from sonde.fleet.aggregator import HelperUnavailable, Refused
 from sonde.fleet.aggregator_request import max_answer_bytes, post_request
+from sonde.fleet.refusals import FINAL_FOR_JOB, FINAL_FOR_RELEASE, STATUS_OF_REASON, STILL_OPEN
 from sonde.fleet.task import Task
 from sonde.http_client import Connection
 
@@ -17,6 +18,10 @@ _CONNECTIONS = 2
 _HELPER_S = 180.0
 """Deadline of a request: a job of some 20 MB there, an answer back."""
 _MAX_REASON_BYTES = 500  # of a refusal; the rest of a longer text is left out
+_PASSED_ON = {"jobs": FINAL_FOR_JOB, "releases": FINAL_FOR_RELEASE | {STILL_OPEN}}
+"""By path: the reasons that are raised as Refused; with another, the helper is unavailable. A batch
+that is still open is for the collector to know.
+"""
 
 
 class HelperClient:
@@ -40,9 +45,10 @@ class HelperClient:
             self._idle.put(connection)
         if status == 200:
             return answer
-        if status >= 500 or status in (401, 404):  # the operator can fix these: the job is kept
-            raise HelperUnavailable(f"status {status}")
         reason, _, detail = answer[:_MAX_REASON_BYTES].decode("utf-8", "replace").partition(": ")
+        if not 400 <= status < 500 or reason not in _PASSED_ON[path]:
+            known = f" ({reason})" if reason in STATUS_OF_REASON else ""
+            raise HelperUnavailable(f"status {status}{known}")
         raise Refused(reason, detail)
 
     def _post(self, connection: Connection, path: str, body: bytes) -> tuple[int, bytes]:

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from sonde.errors import SinkError, UsageError
 from sonde.fleet import hpke
+from sonde.fleet.refusals import FINAL_FOR_REPORT
 from sonde.fleet.roster import Identity
 from sonde.fleet.task import Task
 from sonde.fleet.wire import Report
@@ -104,13 +105,15 @@ class UploadConnection:
         return [Receipt(not reason, reason) for reason in answer.split("\n")]
 
     def send_one(self, report: bytes) -> Receipt:
-        """Uploads one report. Raises SinkError if the leader fails or cannot be reached; then
-        retry.
+        """Uploads one report. Raises SinkError if the leader fails, cannot be reached or refuses
+        for a reason that is not final (`refusals`); then retry.
         """
         status, reason = self._post("", report)
-        if status >= 500:
+        if status == 201:
+            return Receipt(True, reason)
+        if not 400 <= status < 500 or reason not in FINAL_FOR_REPORT:
             raise SinkError(f"the leader failed: {reason[:100]}", "try again later")
-        return Receipt(status == 201, reason)
+        return Receipt(False, reason)
 
     def _post(self, path: str, body: bytes | memoryview) -> tuple[int, str]:
         try:
@@ -136,8 +139,8 @@ def upload(task: Task, report: bytes, tls: ssl.SSLContext, timeout_s: float = 30
 
 
 def upload_with_retry(task: Task, report: bytes, tls: ssl.SSLContext, deadline_s: float) -> Receipt:
-    """Uploads a report, with retries and increasing delays while the leader fails or cannot be
-    reached.
+    """Uploads a report, with retries and increasing delays while the leader fails, cannot be
+    reached or refuses for a reason that is not final.
 
     No attempt begins later than `deadline_s` from now; the last failure is raised (SinkError). A
     replay after a failed attempt means that the first copy had arrived.

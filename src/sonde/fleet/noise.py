@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Noise and privacy accounting, from OpenDP: exact discrete samplers and tight zCDP accounting.
+The tail of a sum of two noises has a closed form here.
 
 zCDP (zero-concentrated differential privacy, Bun and Steinke 2016) measures a loss by rho, of which
 losses add up; pure epsilon is that of delta 0.
@@ -21,6 +22,9 @@ MechanismKind = Literal["laplace", "gaussian"]
 
 _ROUND_UP = 1 + 2**-48
 """Larger than the rounding errors of the few operations before it."""
+
+_ROUND_TAIL_UP = 1 + 2**-40
+"""As _ROUND_UP, with exponentials, whose relative error grows with their argument."""
 
 _BEYOND_RHO = 1000.0
 """A rho that is practically no protection. Above it the bound of Bun and Steinke 2016, proposition
@@ -199,22 +203,35 @@ def plan(
     return laplace if math.sqrt(2) * laplace.scale <= gaussian.scale else gaussian
 
 
+def chance_of_sum(scale: float, least: int) -> float:
+    """The chance that the sum of both aggregators' Laplace noise is at least `least`, which is 0 or
+    more; rounded up.
+
+    With q = exp(-1/scale), P(X = k) = (1 - q) / (1 + q) · q^|k| for one noise X, and for the sum of
+    two P(X + Y = k) = ((1 - q) / (1 + q))² · q^k · (k + (1 + q²) / (1 - q²)) at each k from 0 on;
+    added up from `least` on, that is the term below. For a `least` of 1 or more it exceeds the
+    chance of one noise, q^least / (1 + q).
+    """
+    q = math.exp(-1 / scale)
+    one_minus_q2 = -math.expm1(-2 / scale)
+    weight = 1 + q + 2 * q * q + least * one_minus_q2
+    return math.exp(-least / scale) * weight / (1 + q) ** 3 * _ROUND_TAIL_UP
+
+
 def discovery_threshold(scale: float, delta: float, contribution: int = 1) -> int:
     """The smallest threshold that the noised count of a key reaches with a probability of at most
-    delta if a single unit holds that key.
+    delta if a single unit holds that key; above `contribution`, which is what that unit adds at
+    most.
 
-    Uses OpenDP's stability-based mechanism for keys that are not known beforehand, with Laplace
-    noise of this scale. A unit adds up to `contribution` to one key.
+    The noised count has the Laplace noise of both aggregators, each of this scale.
     """
-    dp = _opendp()
-    domain = dp.map_domain(dp.atom_domain(T=str), dp.atom_domain(T="i64"))
-    metric = dp.l01inf_distance(dp.absolute_distance(T="i64"))
 
     def fits(threshold: int) -> bool:
-        made = dp.m.make_laplace_threshold(domain, metric, scale=scale, threshold=threshold)
-        return bool(made.map((1, contribution, contribution))[1] <= delta)
+        return chance_of_sum(scale, threshold - contribution) <= delta
 
-    low, high = contribution + 1, contribution + 2 + math.ceil(scale * (math.log(1 / delta) + 2))
+    low = high = contribution + 1
+    while not fits(high):
+        low, high = high + 1, 2 * high
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle + 1, high)

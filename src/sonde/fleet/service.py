@@ -41,6 +41,7 @@ from sonde.fleet.connections import ConnectionLimiter
 from sonde.fleet.first_reads import FirstReads
 from sonde.fleet.helper_client import HelperClient
 from sonde.fleet.provision import Credentials
+from sonde.fleet.refusals import BUSY, HUNG_UP, TOO_SLOW, UNAUTHORISED
 from sonde.fleet.request_body import PROGRESS_BYTES, read_body, read_first
 from sonde.fleet.roster import Roster
 from sonde.fleet.task import Task
@@ -222,19 +223,19 @@ class Service:
         except Malformed:
             return web.Response(status=400, text="malformed")
         except NoFreeSlot:
-            return self._refuse_and_close("busy", 503)
+            return self._refuse_and_close(BUSY, 503)
         except HelperUnavailable:
             return web.Response(status=503, text="the helper is unavailable, try again")
         except (ConnectionError, web.RequestPayloadError):  # closed in the middle of its body
-            return self._refuse_and_close("hung up", 400)
+            return self._refuse_and_close(HUNG_UP, 408)
         except web.HTTPNotFound:
             return web.Response(status=404, text="unknown task")
         except web.HTTPUnauthorized as error:
-            return self._refuse_and_close("unauthorised", error.status)
+            return self._refuse_and_close(UNAUTHORISED, error.status)
         except web.HTTPRequestEntityTooLarge as error:
             return self._refuse_and_close("oversized", error.status)
         except web.HTTPRequestTimeout as error:
-            return self._refuse_and_close("too slow", error.status)
+            return self._refuse_and_close(TOO_SLOW, error.status)
 
     def _refuse_and_close(self, reason: str, status: int) -> web.Response:
         self._aggregator.store.note_refusals(Counter({reason: 1}))
