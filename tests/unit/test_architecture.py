@@ -22,6 +22,7 @@ PACKAGE = ROOT / "src" / "sonde"
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "http_client": set(),
+    "http_host": set(),
     "ownership": set(),
     "private_files": {"errors", "ownership"},
     "start_module": set(),
@@ -44,7 +45,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "resolve": {"errors", "http_client", "interpreter", "model", "ownership", "procfs", "_native"},
     "health": {"collect", "errors", "interpreter", "metrics", "system_libraries"},
     "sinks": {
-        *("errors", "http_client", "input_files", "metrics", "model", "private_files", "_native"),
+        *("errors", "http_client", "http_host", "input_files", "metrics", "model"),
+        *("private_files", "_native"),
     },
     "unwind": {
         *("errors", "interpreter", "model", "ownership", "private_files", "procfs", "resolve"),
@@ -58,8 +60,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "query": {"errors", "input_files", "limits", "model"},
     "store": {"errors", "limits", "ownership", "query", "_native"},
     "server": {
-        *("analyze", "diagnose", "errors", "export", "http_client", "input_files", "interpreter"),
-        *("limits", "model", "notify", "ownership", "procfs", "protobuf_size", "query"),
+        *("analyze", "diagnose", "errors", "export", "http_client", "http_host", "input_files"),
+        *("interpreter", "limits", "model", "notify", "ownership", "procfs", "protobuf_size"),
+        "query",
         *("recording", "store", "without_pandas"),
     },
     "mcp": {"errors", "server"},

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sonde.cli.child import Child, environment_before_sudo, invoking_user
-from sonde.errors import CommandNotExecutable, CommandNotFound
+from sonde.errors import CommandNotExecutable, CommandNotFound, UsageError
 
 NOBODY = pwd.getpwnam("nobody")
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="changes user")
@@ -112,6 +112,13 @@ def test_nobody_called_sudo_unless_the_environment_shows_it() -> None:
     assert invoking_user({}) is None
     assert invoking_user({"SUDO_UID": "0"}) is None
     assert invoking_user({"SUDO_UID": "what"}) is None
+
+
+@AS_ROOT
+@pytest.mark.parametrize("caller", ["3999999999", "99999999999999999999999999"])
+def test_what_an_unknown_user_meant_to_run_does_not_run_as_root(caller: str) -> None:
+    with pytest.raises(UsageError, match=f"no user {caller}, who called sudo"):
+        invoking_user({"SUDO_UID": caller})
 
 
 @AS_ROOT

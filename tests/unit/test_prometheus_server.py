@@ -98,3 +98,28 @@ def test_both_kinds_of_clients_get_one_page(agent: Agent) -> None:
 
     assert gzip.decompress(packed) == plain
     assert agent.pages == 1
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:9400", "127.0.0.1.evil.example"])
+def test_a_page_of_another_site_reads_nothing_under_its_name(agent: Agent, host: str) -> None:
+    """Its name resolves to our address, and a browser on the node asks us (DNS rebinding)."""
+    for path in ("/metrics", "/healthz", "/"):
+        status, body, _ = agent.get(path, Host=host)
+        assert (status, body) == (421, b"")
+    assert agent.pages == 0
+
+
+@pytest.mark.parametrize("host", ["localhost:9400", "LOCALHOST", "127.0.0.1:9400", "[::1]:9400"])
+def test_programs_of_the_node_read_it_under_its_names(agent: Agent, host: str) -> None:
+    assert agent.get("/metrics", Host=host)[0] == 200
+
+
+def test_where_all_may_connect_a_name_is_no_reason(agent: Agent) -> None:
+    """As a service of Kubernetes has one."""
+    server = PrometheusServer("0.0.0.0:0", agent.page)
+    server.start()
+    agent.address = "127.0.0.1:" + server.address.rpartition(":")[2]
+    try:
+        assert agent.get("/metrics", Host="sonde.monitoring.svc:9400")[0] == 200
+    finally:
+        server.close()

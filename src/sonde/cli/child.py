@@ -24,7 +24,7 @@ from pathlib import Path
 
 from sonde import procfs
 from sonde.cli import abort_signals, pause_signals
-from sonde.errors import CommandNotExecutable, CommandNotFound
+from sonde.errors import CommandNotExecutable, CommandNotFound, UsageError
 from sonde.model.program_run import ProgramRun
 
 _PR_CAP_AMBIENT = 47
@@ -47,7 +47,7 @@ class Child:
         environ: Mapping[str, str] = os.environ,
         extra_environ: Callable[[Mapping[str, str]], Mapping[str, str]] | None = None,
     ) -> None:
-        """Find the program and fork. Raises CommandNotFound.
+        """Find the program and fork. Raises CommandNotFound, UsageError.
 
         `extra_environ`: returns variables to add to the environment that the program gets.
         """
@@ -170,14 +170,18 @@ class Child:
 
 
 def invoking_user(environ: Mapping[str, str]) -> pwd.struct_passwd | None:
-    """The user who called sudo; None where nobody did, or root did."""
-    if os.geteuid() != 0:
+    """The user who called sudo; None where nobody did, or root did. Raises UsageError for a user
+    whom the machine does not know: what that one meant to run must not run as root."""
+    caller = environ.get("SUDO_UID", "")
+    if os.geteuid() != 0 or not caller.isdecimal() or int(caller) == 0:
         return None
     try:
-        user = pwd.getpwuid(int(environ["SUDO_UID"]))
-    except (KeyError, ValueError):
-        return None
-    return user if user.pw_uid != 0 else None
+        return pwd.getpwuid(int(caller))
+    except (KeyError, OverflowError):
+        raise UsageError(
+            f"this machine knows no user {caller}, who called sudo (SUDO_UID)",
+            "to run the command as root: env -u SUDO_UID sonde record -- COMMAND",
+        ) from None
 
 
 def environment_before_sudo(

@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sonde.errors import SinkError
 from sonde.export.layout import columns, one_line
 
 OWNERS = ("job", "pod", "container", "unit", "user", "namespace", "comm", "exe")
@@ -60,8 +61,16 @@ def add_selection(parser: argparse.ArgumentParser, by: str, by_help: str) -> Non
 def run(args: argparse.Namespace) -> int:
     """Ask the server and print. Raises UsageError, SinkError."""
     found = ask(args, "job", {args.by: args.id})
-    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    print(json.dumps(found, indent=2) if args.json else printed(as_text, found))
     return 0
+
+
+def printed(as_text: Callable[[Mapping[str, Any]], str], found: Mapping[str, Any]) -> str:
+    """An answer for people. Raises SinkError where it is not of the kind that was asked for."""
+    try:
+        return as_text(found)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise SinkError("no answer of a Sonde server", "check the server's URL") from error
 
 
 def ask(args: argparse.Namespace, question: str, options: Mapping[str, str]) -> dict[str, Any]:

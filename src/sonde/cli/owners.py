@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.cli.job import PARTS, add_selection, ask, hours
+from sonde.cli.job import PARTS, add_selection, ask, hours, printed
 from sonde.export.layout import one_line
 
 EXAMPLE = """\
@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Ask the server and print. Raises UsageError, SinkError."""
     found = ask(args, "owners", {"by": args.by})
-    print(json.dumps(found, indent=2) if args.json else as_text(found))
+    print(json.dumps(found, indent=2) if args.json else printed(as_text, found))
     return 0
 
 

@@ -40,7 +40,19 @@ class _Options(NamedTuple):
 
 
 _PYTHON: Final = _Options(b"c", b"bBdEhiIOPqsStuvVx", b"WX", frozenset({b"-W", b"-X"}))
-_SHELL: Final = _Options(b"c", b"abefhiklmnprtuvxBCDEHP", b"", frozenset({b"-o", b"-O"}))
+_SHELL: Final = _Options(
+    b"c", b"abefhiklmnprtuvxBCDEHP", b"", frozenset({b"-o", b"-O", b"--rcfile", b"--init-file"})
+)
+_NODE: Final = _Options(
+    b"ep",
+    b"i",
+    b"",
+    frozenset(
+        {b"-r", b"--require", b"--import", b"-C", b"--conditions", b"--loader", b"--title"}
+        | {b"--experimental-loader", b"--env-file", b"--env-file-if-exists", b"--watch-path"}
+        | {b"--icu-data-dir", b"--openssl-config", b"--diagnostic-dir", b"--redirect-warnings"}
+    ),
+)
 _JAVA: Final = _Options(
     b"",
     b"",
@@ -59,7 +71,7 @@ _FAMILIES: Final = {
     **dict.fromkeys((b"bash", b"dash", b"zsh", b"sh"), _SHELL),
     b"perl": _Options(b"eE", b"wWTtUu", b"IMm", frozenset({b"-I"})),
     b"ruby": _Options(b"e", b"wvW", b"IrKT", frozenset({b"-r", b"-I"})),
-    b"node": _Options(b"ep", b"i", b"", frozenset({b"-r", b"--require", b"--import"})),
+    b"node": _NODE,
     b"php": _PHP,
     b"Rscript": _Options(b"e", b""),
 }
@@ -68,8 +80,9 @@ _CODE: Final = frozenset({b"--eval", b"--print", b"--run", b"--command", b"--pro
 _SCRIPT: Final = re.compile(rb"^[\w.+@-]+\.(?:py|pyc|pyz|pl|rb|js|mjs|cjs|ts|php|sh|R|r)$")
 _MOST_OF_NAME: Final = 100
 """Bytes of a script's name; a longer one is not shown."""
-_MODULE: Final = re.compile(rb"^[\w.$/-]{1,100}$")
-"""Of Python or Java, or a class."""
+_PYTHON_MODULE: Final = re.compile(rb"^[\w.-]{1,100}$")
+_CLASS: Final = re.compile(rb"^[\w.$/-]{1,100}$")
+"""Of Java, or a module and its class."""
 _RANK: Final = re.compile(
     rb"(?:^|\0)(?:RANK|OMPI_COMM_WORLD_RANK|PMIX_RANK|PMI_RANK|SLURM_PROCID)=(\d{1,7})(?=\0|$)"
 )
@@ -194,7 +207,7 @@ def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], lis
             return [], arguments[at:]
         if option == b"-m" and options is _PYTHON:
             module = arguments[at + 1 : at + 2]
-            is_named = bool(module) and bool(_MODULE.match(module[0]))
+            is_named = bool(module) and bool(_PYTHON_MODULE.match(module[0]))
             end = at + 2 if is_named else at
             return arguments[at:end], arguments[end:]
         if options is _JAVA and option in (b"-jar", b"-m", b"--module"):
@@ -214,8 +227,10 @@ def _script(arguments: list[bytes], options: _Options) -> tuple[list[bytes], lis
         elif letters.startswith(b"-"):
             is_certain &= b"=" in letters
         at += 1
-    name = b"".join(arguments[at : at + 1]).rpartition(b"/")[2]
-    if options is _JAVA and not _MODULE.match(name):  # @FILE holds more arguments
+    whole = b"".join(arguments[at : at + 1])
+    name = whole.rpartition(b"/")[2]
+    # @FILE holds more arguments.
+    if options is _JAVA and (whole.startswith(b"@") or not _CLASS.match(name)):
         return [], arguments[at:]
     is_name = len(name) <= _MOST_OF_NAME and not name.split()[1:]
     if not name or not is_name or not (is_certain or _SCRIPT.match(name)):

@@ -6,9 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import ipaddress
 import json
-import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from sonde.errors import SondeError
+from sonde.http_host import is_direct
 from sonde.server import agent_list, answers, fleet_releases, incidents, pages
 from sonde.server.admission import Bodies, RequestLog
 from sonde.server.children import AT_ONCE
@@ -53,19 +52,6 @@ DRAINED_BODIES = 4
 DRAIN_S = 5.0
 """Of a body that is too large, this much is read and dropped, in bodies of the greatest size and
 seconds: its sender must get the answer."""
-
-
-def _is_direct(host: str) -> bool:
-    """Whether the header Host of a request has an address or the name of this machine. A page of
-    another site that makes its name resolve to our address (DNS rebinding) sends that name."""
-    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-    if name in ("", "localhost", socket.gethostname()):
-        return True
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 async def _unanswered(_request: Request, error: Exception) -> Response:
@@ -143,7 +129,7 @@ class Api:
                 caller = await self._service.authenticated(request.headers.get("authorization", ""))
             except RefusedRequestError as error:
                 refused = error
-            if self._service.is_open and not _is_direct(request.headers.get("host", "")):
+            if self._service.is_open and not is_direct(request.headers.get("host", "")):
                 response: Response = refusal(
                     421, "the server is not called that", "use its address, or start it with tokens"
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +19,8 @@ REQUEST_S = 30.0
 """A question may take 15 s at the server, and wait for its turn before."""
 ANSWER_BYTES = 64 << 20
 """Of an answer that is read."""
+MAX_VALUES = 4_000_000
+"""Of an answer that is decoded: each takes 50 to 100 bytes of memory."""
 _TOKEN_BYTES = 4_096
 
 Value = str | int | float | Sequence[str]
@@ -86,10 +89,10 @@ class ServerClient:
                 f"the server {http_client.shown(self.url)} does not answer: {error}",
                 "start it with `sonde serve`, or check its URL",
             ) from error
-        try:
-            found = json.loads(answer.body)
-        except (ValueError, RecursionError):
-            found = None
+        found = None
+        if sum(map(answer.body.count, (b"{", b"[", b","))) <= MAX_VALUES:
+            with suppress(ValueError, RecursionError):
+                found = json.loads(answer.body)
         if answer.status == 200 and found is not None:
             return found, answer.headers
         cause, remedy = "no answer of a Sonde server", "check the server's URL"

@@ -13,6 +13,7 @@ disconnected first. So idle connections cannot block scrapes, and memory is boun
 from __future__ import annotations
 
 import gzip
+import ipaddress
 import os
 import re
 import selectors
@@ -24,6 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sonde.errors import SinkError, UsageError
+from sonde.http_host import is_direct
 from sonde.sinks.exposition import CONTENT_TYPE
 
 MAX_CONNECTIONS = 256
@@ -145,11 +147,14 @@ class _Client:
     @property
     def accepts_gzip(self) -> bool:
         """Whether the request's headers allow a compressed response."""
-        for line in bytes(self.request).lower().split(b"\n")[1:]:
-            name, _, value = line.partition(b":")
-            if name.strip() == b"accept-encoding":
-                return re.search(rb"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", value) is not None
-        return False
+        accepted = next(iter(self.headers(b"accept-encoding")), b"")
+        return re.search(rb"\bgzip\b(?!\s*;\s*q=0(\.0*)?\s*(,|$))", accepted) is not None
+
+    def headers(self, wanted: bytes) -> list[bytes]:
+        """The values of a header, in lower case; `wanted`: its name, too."""
+        lines = bytes(self.request).lower().split(b"\n")[1:]
+        pairs = (line.partition(b":") for line in lines)
+        return [value.strip() for name, _, value in pairs if name.strip() == wanted]
 
     def read(self) -> bytes | None:
         """The request's first line once the request is whole. Raises OSError, _RefusedError."""
@@ -162,6 +167,10 @@ class _Client:
         if len(self.request) >= REQUEST_BYTES:
             raise _RefusedError(431, "Request Header Fields Too Large")
         return None
+
+
+def _is_direct(host: bytes) -> bool:
+    return is_direct(host.decode("latin-1"))
 
 
 class _Server:
@@ -187,6 +196,10 @@ class _Server:
         self._listener.setblocking(False)
         self._is_listening = False
         """Whether new connections are accepted; else they wait in the kernel's queue."""
+        host = self._listener.getsockname()[0]
+        self._is_local = ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        """Only programs on this node connect: a browser that does so for a page of another site
+        has that site's name for us."""
         self._left, self._leave = os.pipe()
         """A byte in it ends `serve`."""
         self._selector = selectors.DefaultSelector()
@@ -297,6 +310,8 @@ class _Server:
                 raise _RefusedError(400, "Bad Request")
             if words[0] != b"GET":
                 raise _RefusedError(405, "Method Not Allowed")
+            if self._is_local and not all(map(_is_direct, client.headers(b"host"))):
+                raise _RefusedError(421, "the agent is not called that: use its address")
             path = words[1].split(b"?")[0]
             if path == b"/metrics":
                 requests.append(client)
