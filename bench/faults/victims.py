@@ -100,6 +100,8 @@ def _checkpoint(megabytes: float) -> None:
 
 
 _GARBAGE: list[Any] = []
+_RANDOM = os.urandom(512 << 10)
+"""Made once: to make it takes longer than to write it, which would be another fault."""
 
 
 def _own_faults(log: Path) -> None:
@@ -113,7 +115,7 @@ def _own_faults(log: Path) -> None:
         gc.collect()
     if kilobytes := int(SETTING.get("fsync", 0)):
         with log.open("ab") as file:
-            file.write(os.urandom(1024 * kilobytes))
+            file.write(_RANDOM[: 1024 * kilobytes])
             file.flush()
             os.fsync(file.fileno())
         if log.stat().st_size > 64 << 20:
