@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections import Counter
@@ -176,7 +177,7 @@ def plain(answer: Any) -> Any:
         for sample in profile.sample:
             stacks[repr([places[at] for at in sample.location_id])] += sample.value[-1]
         return {name: float(stacks[name]) for name in sorted(stacks)}
-    return answer
+    return json.loads(answers.written(answer, parse(())).content)
 
 
 @pytest.mark.parametrize("name", sorted(set(answers.QUESTIONS) - ELSEWHERE))
@@ -212,6 +213,43 @@ def test_memory_is_summed_alike(spark: SparkTables, tmp_path: Path) -> None:
 
     assert len(expected) == 3
     assert expected == found
+
+
+def test_deep_stacks_are_cut_alike(spark: SparkTables, tmp_path: Path) -> None:
+    lists = [list(range(1, length + 1)) for length in (0, 3, 1_024, 1_025, 5_000)]
+    count = len(lists)
+    frames = list(range(1, 5_001))
+    tables = {
+        "stack": {"key": range(count), "frame_keys": pa.array(lists, pa.list_(pa.int64()))},
+        "sample": {
+            "node": ["n"] * count, "time_ns": [NOW_NS] * count, "kind": ["cpu"] * count,
+            "pid": [7] * count, "tid": [7] * count, "start_ns": [1] * count, "name": [""] * count,
+            "stack": range(count), "weight_count": [1.0] * count,
+            "weight_ns": [float(9 - at) for at in range(count)], "weight_bytes": [0.0] * count,
+        },
+        "frame": {
+            "key": frames, "kind": ["user"] * 5_000, "function": ["x" * 9_000] * 5_000,
+            "binary": ["b"] * 5_000, "file": [f"{at}.c" for at in frames], "line": frames,
+        },
+    }  # fmt: skip
+    paths = {}
+    for name, columns in tables.items():
+        paths[name] = tmp_path / name / "day=1" / "hour=1" / "a.parquet"
+        paths[name].parent.mkdir(parents=True)
+        pq.write_table(pa.table(columns), paths[name], compression="zstd")
+    on_spark = SparkTables(spark.session, {name: [f"file://{it}"] for name, it in paths.items()})
+    on_duck = StoredSession(tmp_path, {name: [it] for name, it in paths.items()})
+    wanted = parse(ITEMS).selection
+
+    expected, found = (stored.flame_graph(one, wanted).to_pylist() for one in (on_duck, on_spark))
+    assert expected == found
+    assert [len(row["frame_keys"]) for row in found] == [0, 3, 1_024, 1_024, 1_024]
+    assert found[4]["frame_keys"] == [*range(1, 513), stored.CUT_KEY, *range(4_490, 5_001)]
+    for keys in (frames[:10], frames):
+        expected, found = (stored.frames(one, keys).to_pylist() for one in (on_duck, on_spark))
+        assert expected == found
+        assert len(found[0]["function"]) == stored.TEXT_CHARS
+    on_duck.close()
 
 
 def test_spark_reads_a_node_as_a_capture(spark: SparkTables, duck: StoredSession) -> None:

@@ -66,6 +66,16 @@ def test_an_answer_of_long_texts_is_refused(
         session.arrow("SELECT repeat('x', 3000) AS t FROM range(200000)")
 
 
+def test_a_question_that_is_given_up_between_rows_leaves_the_engine_usable(
+    session: StoredSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_session, "MAX_BYTES", 1 << 16)
+    chosen = pa.table({"key": range(200_000)})
+    with pytest.raises(CaptureTooLarge):
+        session.arrow("SELECT key, key + 1 AS next FROM chosen", chosen=chosen)
+    assert session.arrow("SELECT key FROM chosen", chosen=chosen.slice(0, 3)).num_rows == 3
+
+
 def test_what_fails_after_the_first_rows_is_an_error_of_ours(session: StoredSession) -> None:
     with pytest.raises(CaptureError, match="Conversion Error"):
         session.arrow(f"SELECT {LATE} AS n FROM range(1000000)")

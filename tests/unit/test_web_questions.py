@@ -255,8 +255,8 @@ def test_stacks_kept_apart_add_up_to_all_of_them(session: StoredSession, by: str
 
 def test_stacks_of_a_group_have_it_as_their_outermost_frame(session: StoredSession) -> None:
     options = replace(parse([("group", "thread")]), selection=selected())
-    found = answers.QUESTIONS["flamegraph"].answer(session, options)
-    assert isinstance(found, dict)
+    answer = answers.QUESTIONS["flamegraph"].answer(session, options)
+    found = json.loads(answers.written(answer, options).content)
     outermost = {found["frames"][stack["frames"][-1]]["kind"] for stack in found["stacks"]}
     assert outermost == {"thread"}
     with pytest.raises(CaptureError, match="not kept by 'evil'"):

@@ -132,6 +132,9 @@ LOSS_TEXT = {
     "hung": "times that a process, or a file of it, was left alone for a while, because reading it"
     " did not end in time (it holds its memory map locked, or its disk does not answer) or too many"
     " of its user had not; its rows are kept, but names of its code may be missing",
+    "folders_hung": "times that the folder of a control group was left alone for a while, because"
+    " it did not answer in time (somebody keeps it locked) or too many of its user or container had"
+    " not; groups below it have no names, and no metrics",
     "seconds_stuck": "seconds in which nothing was read from the kernel, as Sonde got no CPU or an"
     " answer took long; if the kernel's tables were full meanwhile, other losses count that",
     "intervals_failed": "times that a part of Sonde failed, so that its rows of a second are"

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sonde.errors import CaptureError
@@ -24,8 +26,20 @@ MAX_STACKS = 20_000
 """Of one flame graph, the heaviest."""
 MAX_STACK_FRAMES = 2_000_000
 """Frames of all stacks of one flame graph together."""
+MAX_DEPTH = 1_024
+"""Frames of one stack of a flame graph. Of a deeper one those in the middle are left out, where
+`CUT_KEY` stands: both what it is called by and where it is remain."""
+CUT_KEY = 0
 MAX_FRAMES = 100_000
 """Code locations of one answer."""
+TEXT_CHARS = 4_096
+"""Texts of code locations are cut to this length; those of recorders are nearly always shorter."""
+TEXTS_CHARS = 32 << 20
+"""Of all code locations of one answer. Where they have more, all texts are cut to one length, to
+`SHORT_CHARS` at the least."""
+SHORT_CHARS = 32
+GROUP_CHARS = 512
+"""Of the name of a process or thread that stacks are split by."""
 MAX_SERIES = 1_000
 """Of one metric, by node and labels."""
 MAX_ROWS = 10_000
@@ -37,11 +51,25 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 """What a flame graph can be split by (`by`): the columns of `sample` that identify each part."""
 
 
+_FRAME_TEXTS = ("kind", "function", "binary", "file")
+_HALF = MAX_DEPTH // 2
+_STACKS = (
+    "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
+    " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
+    f"cut AS (SELECT key, CASE WHEN array_length(frame_keys) <= {MAX_DEPTH} THEN frame_keys"
+    f" ELSE list_concat(array_slice(frame_keys, 1, {_HALF}), [CAST({CUT_KEY} AS BIGINT)],"
+    f" array_slice(frame_keys, array_length(frame_keys) - {_HALF - 2}, array_length(frame_keys)))"
+    " END AS frame_keys FROM once), "
+)
+"""Common table expressions: the frames of the stacks in `weight`, with at most `MAX_DEPTH`. The
+third argument of `array_slice` is where it ends, on Spark how many it takes: here the same."""
+
+
 def flame_graph(
     session: StoreTables, selection: Selection, limit: int = MAX_STACKS, by: str = ""
 ) -> pa.Table:
     """Stacks, heaviest first: stack (key), n, ns, bytes, frame_keys (leaf first). At most `limit`,
-    and `MAX_STACK_FRAMES` frames: `totals` shows what is missing.
+    and `MAX_STACK_FRAMES` frames, of one stack `MAX_DEPTH`: `totals` shows what is missing.
 
     `by`: 'process' or 'thread' has the stacks of each separate, with its `group_name`:
     'python3 (4121)', after the node's name unless one node is selected. Raises CaptureError.
@@ -54,10 +82,9 @@ def flame_graph(
         " SELECT stack, sum(weight_count) AS n, sum(weight_ns) AS ns, sum(weight_bytes) AS bytes"
         f" FROM {selection.sums} {clause} GROUP BY stack"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack LIMIT {int(limit)}), "
-        "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
-        " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
+        f"{_STACKS}"
         "listed AS (SELECT w.stack, w.n, w.ns, w.bytes, coalesce(o.frame_keys, []) AS frame_keys"
-        " FROM weight w LEFT JOIN once o ON w.stack = o.key), "
+        " FROM weight w LEFT JOIN cut o ON w.stack = o.key), "
         "placed AS (SELECT *, sum(array_length(frame_keys))"
         " OVER (ORDER BY ns DESC, bytes DESC, stack) AS frames_so_far FROM listed) "
         "SELECT stack, n, ns, bytes, frame_keys FROM placed"
@@ -82,12 +109,11 @@ def _grouped_flame_graph(
         f" sum(weight_bytes) AS bytes FROM {rows} {clause} GROUP BY stack, {key}"
         f" ORDER BY sum(weight_ns) DESC, sum(weight_bytes) DESC, stack, {key}"
         f" LIMIT {int(limit)}), "
-        "once AS (SELECT key, any_value(frame_keys) AS frame_keys FROM stack"
-        " WHERE key IN (SELECT stack FROM weight) GROUP BY key), "
-        f"named AS ({_names_of(by)}), "
+        f"{_STACKS}named AS ({_names_of(by)}), "
         "listed AS (SELECT w.stack, w.n, w.ns, w.bytes,"
-        f" {whose}coalesce(nullif(m.comm, ''), '{by}') || ' (' || w.{number} || ')' AS group_name,"
-        " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN once o"
+        f" {whose}coalesce(nullif(left(m.comm, {GROUP_CHARS}), ''), '{by}')"
+        f" || ' (' || w.{number} || ')' AS group_name,"
+        " coalesce(o.frame_keys, []) AS frame_keys FROM weight w LEFT JOIN cut o"
         f" ON w.stack = o.key LEFT JOIN named m USING ({key})), "
         "placed AS (SELECT *, sum(array_length(frame_keys))"
         " OVER (ORDER BY ns DESC, bytes DESC, stack, group_name) AS frames_so_far FROM listed) "
@@ -120,12 +146,22 @@ def _names_of(by: str) -> str:
     )
 
 
-def frames(session: StoreTables, keys: Sequence[int]) -> pa.Table:
-    """The code locations with these keys: key, kind, function, binary, build_id, file, line."""
+def frames(session: StoreTables, keys: Sequence[int] | npt.NDArray[np.int64]) -> pa.Table:
+    """The code locations with these keys: key, kind, function, binary, file, line. Texts are
+    cut to `TEXT_CHARS`, and where they are more than `TEXTS_CHARS` together, all to one length
+    that fits."""
+    once = ", ".join(f'any_value(left("{it}", {TEXT_CHARS})) AS "{it}"' for it in _FRAME_TEXTS)
+    chars = " + ".join(f"length(coalesce(\"{it}\", ''))" for it in _FRAME_TEXTS)
+    most = max(SHORT_CHARS, TEXTS_CHARS // (len(_FRAME_TEXTS) * max(1, len(keys))))
+    texts = ", ".join(
+        f'CASE WHEN z.chars <= {TEXTS_CHARS} THEN "{it}" ELSE left("{it}", {most}) END AS "{it}"'
+        for it in _FRAME_TEXTS
+    )
     return session.arrow(
-        "SELECT key, any_value(kind) AS kind, any_value(function) AS function,"
-        ' any_value("binary") AS "binary", any_value(file) AS file, any_value(line) AS line'
-        " FROM frame WHERE key IN (SELECT key FROM chosen) GROUP BY key ORDER BY key",
+        f"WITH once AS (SELECT key, {once}, any_value(line) AS line FROM frame"
+        " WHERE key IN (SELECT key FROM chosen) GROUP BY key), "
+        f"size AS (SELECT sum({chars}) AS chars FROM once) "
+        f"SELECT key, {texts}, line FROM once CROSS JOIN size z ORDER BY key",
         chosen=pa.table({"key": pa.array(keys, pa.int64())}),
     )
 
@@ -133,9 +169,9 @@ def frames(session: StoreTables, keys: Sequence[int]) -> pa.Table:
 def known_frames(session: StoreTables) -> pa.Table:
     """The code locations of the days of a selection, the first `MAX_FRAMES` by key: as `frames`,
     without build ids."""
+    texts = ", ".join(f'left("{it}", {TEXT_CHARS}) AS "{it}"' for it in _FRAME_TEXTS)
     return session.arrow(
-        'SELECT DISTINCT key, kind, function, "binary", file, line FROM frame'
-        f" ORDER BY key LIMIT {MAX_FRAMES}"
+        f"SELECT DISTINCT key, {texts}, line FROM frame ORDER BY key LIMIT {MAX_FRAMES}"
     )
 
 

@@ -9,14 +9,12 @@ run was timed are read: between sampled runs there are others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective, is_point_to_point
 from sonde.query.selection import Selection, StoreTables
-from sonde.query.stored import MAX_ROWS
-from sonde.query.stored_ranks import TimeBin
+from sonde.query.stored_ranks import TimeBin, kernels_like
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_PIECES = 50_000
@@ -47,7 +45,7 @@ def pieces(session: StoreTables, selection: Selection, slots: Sequence[TimeBin])
             "end_ns": pa.array([slot.end_ns for slot in slots], pa.int64()),
         }
     )
-    names = _names(session, selection, exchanges_of_two=False)
+    names = kernels_like(session, selection, is_collective)
     return session.arrow(
         "WITH run AS (SELECT s.node, s.pid, s.start_ns, s.device, c.slot, s.start_time_ns,"
         " s.end_time_ns - s.start_time_ns AS ns, s.kind = 'kernel'"
@@ -69,7 +67,7 @@ def exchanges(session: StoreTables, selection: Selection) -> pa.Table:
     """Kernels that send to, or receive from, one other rank: node, pid, start_ns, device, begin_ns,
     end_ns. Only those whose start on the device is known, as CUPTI reports it."""
     clause, parameters = selection.sql("start_time_ns", kind=False)
-    names = _names(session, selection, exchanges_of_two=True)
+    names = kernels_like(session, selection, is_point_to_point)
     return session.arrow(
         "SELECT node, pid, start_ns, device, start_time_ns AS begin_ns, end_time_ns AS end_ns"
         f" FROM device_run {clause} AND {_ALL_TIMED} AND kind = 'kernel' AND source = 'cupti'"
@@ -77,15 +75,3 @@ def exchanges(session: StoreTables, selection: Selection) -> pa.Table:
         f" LIMIT {MAX_EXCHANGES + 1}",
         [*parameters, names],
     )
-
-
-def _names(session: StoreTables, selection: Selection, exchanges_of_two: bool) -> list[Any]:
-    """Names of the kernels that are exchanges of two ranks, or any exchanges."""
-    clause, parameters = selection.sql("start_time_ns", kind=False)
-    rows = session.arrow(
-        f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
-        f" ORDER BY name LIMIT {10 * MAX_ROWS}",
-        parameters,
-    )
-    matches = is_point_to_point if exchanges_of_two else is_collective
-    return [name for name in rows.column("name").to_pylist() if matches(name or "")]

@@ -7,7 +7,7 @@ the timed runs, each counted by the part of it that lies in a slot. Runs of seve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from sonde.model.collectives import is_collective
+from sonde.query import stored_objects
 from sonde.query.selection import Selection, StoreTables
-from sonde.query.stored import MAX_ROWS, one_of
+from sonde.query.stored import MAX_ROWS, TEXT_CHARS, one_of
 from sonde.query.timed_windows import NEARLY_ALL
 
 MAX_RANKS = 512
@@ -33,6 +34,9 @@ _TIMED_SHARE = 0.9
 """Share of a node's device time that must be of stretches in which every run was timed."""
 LAST_NS = 60 * 10**9
 """Of a job: what a heat map of its ranks begins with, before its last timed run."""
+_MATCHING, _MATCHING_BYTES = 10_000, 1 << 20
+"""Kernels that exchange data, and characters of their names: a statement compares each run's name
+with all of them."""
 _OWNERS = ("comm", "command", "job", "user", "pod", "container")
 """Columns of `process` in an answer."""
 
@@ -141,7 +145,7 @@ def ranks(
         "heavy AS (SELECT * FROM every ORDER BY ns DESC, node, pid, start_ns, device"
         f" LIMIT {int(most) or MAX_RANKS}), "
     )
-    who = ", ".join(f"{one_of(name)} AS {name}" for name in _OWNERS)
+    who = ", ".join(f"left({one_of(name)}, {TEXT_CHARS}) AS {name}" for name in _OWNERS)
     known = ", ".join(f"coalesce(p.{name}, '') AS {name}" for name in _OWNERS)
     listed = session.arrow(
         f"WITH {seen} p AS (SELECT node, pid, start_ns, {who} FROM process"
@@ -151,13 +155,8 @@ def ranks(
         " USING (node, pid, start_ns) ORDER BY job, heavy.node, device, heavy.pid, heavy.start_ns",
         parameters,
     )
-    rows = listed.to_pylist()
-    names = session.arrow(
-        f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
-        f" ORDER BY name LIMIT {10 * MAX_ROWS}",
-        parameters,
-    )
-    collectives = [name for name in names.column("name").to_pylist() if is_collective(name or "")]
+    rows = list(stored_objects.rows(listed, session.check))
+    collectives = kernels_like(session, selection, is_collective)
     chosen = pa.table(
         {
             "slot": pa.array(range(len(slots)), pa.int64()),
@@ -183,10 +182,8 @@ def ranks(
         (row["node"], row["pid"], row["start_ns"], row["device"]): number
         for number, row in enumerate(rows)
     }
-    keys = zip(
-        *(cells.column(name).to_pylist() for name in ("node", "pid", "start_ns", "device")),
-        strict=True,
-    )
+    of_rank = cells.select(["node", "pid", "start_ns", "device"])
+    keys = (tuple(row.values()) for row in stored_objects.rows(of_rank, session.check))
     columns = ("slot", "work_ns", "collective_ns", "runs")
     every = rows[0]["ranks"] if rows else 0
     return {
@@ -198,11 +195,37 @@ def ranks(
         "ranks": [{name: row[name] for name in row if name != "ranks"} for row in rows],
         "cells": {
             "rank": [numbers[key] for key in keys],
-            **{name: cells.column(name).to_pylist() for name in columns},
+            **stored_objects.lists(cells.select(columns), session.check),
         },
         "collectives": len(collectives),
         "left_out": every - len(rows),
     }
+
+
+def kernels_like(
+    session: StoreTables, selection: Selection, matches: Callable[[str], bool]
+) -> list[str | None]:
+    """Names of kernels of a selection that match, in order. Those beyond `_MATCHING` of them, or
+    `_MATCHING_BYTES`, count as left out."""
+    clause, parameters = selection.sql("start_time_ns", kind=False)
+    names = session.arrow(
+        f"SELECT name FROM (SELECT DISTINCT name FROM device_run {clause} AND kind = 'kernel')"
+        f" ORDER BY name LIMIT {10 * MAX_ROWS}",
+        parameters,
+    )
+    found: list[str | None] = []
+    left_bytes, left_out = _MATCHING_BYTES, 0
+    for some in stored_objects.parts_of(names.column("name"), session.check):
+        for name in some:
+            if not matches(name or ""):
+                continue
+            left_bytes -= len(name or "")
+            if left_bytes < 0 or len(found) >= _MATCHING:
+                left_out += 1
+            else:
+                found.append(name)
+    session.leave_out(left_out)
+    return found
 
 
 def jobs(session: StoreTables, selection: Selection, most: int) -> pa.Table:

@@ -25,8 +25,9 @@ from sonde.query.selection import SUMMED_TABLE, SUMS_VIEW
 
 MAX_BYTES = 256 << 20
 """Of the rows of one statement: texts are as long as their senders like."""
-_ROWS_AT_ONCE = 65_536
-"""Rows that are fetched together: the deadline and `MAX_BYTES` are checked between."""
+_ROWS_AT_ONCE = 2_048
+"""Rows that are fetched together: the deadline and `MAX_BYTES` are checked between. Each may have
+several texts of 64 KiB."""
 _AGAIN_S = 0.1
 """Time between interrupts of a statement that runs beyond the deadline."""
 
@@ -152,6 +153,8 @@ class StoredSession:
         except (OSError, pa.ArrowException) as error:
             # Errors of the engine after the first rows come through Arrow, as text.
             raise _engine_error(str(error)) from error
+        finally:
+            reader.close()  # the connection takes no statement while there are rows to come
         return pa.Table.from_batches(batches, reader.schema)
 
     def check(self) -> None:

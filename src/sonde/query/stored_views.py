@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from sonde.query.bounded import bounded, count_beyond
@@ -28,33 +30,6 @@ EVERY_KIND = "cpu"
 """The default kind of selections. No interval of a timeline is of it: there it means all kinds."""
 
 
-@dataclass(slots=True)
-class FlameNode:
-    """A box of a flame graph: a function with the callers above it."""
-
-    name: str
-    binary: str
-    kind: str
-    value: float = 0.0
-    self_value: float = 0.0
-    children: dict[int, FlameNode] = field(default_factory=dict)
-
-    def as_json(self, least: float) -> dict[str, Any]:
-        """As nested objects, heaviest child first, without boxes lighter than `least`."""
-        found: dict[str, Any] = {
-            "name": self.name,
-            "binary": self.binary,
-            "kind": self.kind,
-            "value": self.value,
-            "self": self.self_value,
-        }
-        kept = [child for child in self.children.values() if child.value >= least]
-        if kept:
-            kept.sort(key=lambda child: (-child.value, child.name))
-            found["children"] = [child.as_json(least) for child in kept]
-        return found
-
-
 def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
     """(name, binary, kind) that a frame is shown as."""
     if frame is None:
@@ -65,42 +40,76 @@ def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
 
 
 def flame_tree(
-    rows: Sequence[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
+    rows: Iterable[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
 ) -> dict[str, Any]:
-    """Stacks merged from their roots: {"left_out": number of boxes, "root": nested boxes}.
+    """Stacks merged from their roots: {"left_out": number of boxes, "root": nested boxes} with
+    name, binary, kind, value, self and, heaviest first, children.
 
     `rows`: frame_keys (leaf first) and weights, heaviest first; `frames`: by key; `value`: the
     column of `rows` that is the weight.
     """
-    root = FlameNode("all", "", "")
-    made: list[FlameNode] = []
     # What a frame is shown as, and its number: frames of a function at several lines are alike.
-    numbers: dict[tuple[str, str, str], int] = {}
-    boxes: dict[int, tuple[int, tuple[str, str, str]]] = {}
+    # Of texts, which Python's collector of cycles does not visit, as it would tuples.
+    numbers: dict[str, int] = {}
+    shown: dict[int, int] = {}
+    # Boxes in columns: an object for each would take more than all stacks. The first is the root.
+    inside: dict[int, int] = {}
+    parents, names = array("i", (0,)), array("i", (0,))
+    values, own = array("d", (0.0,)), array("d", (0.0,))
     for row in rows:
         weight = float(row[value])
         if not weight:
             continue
-        at = root
-        at.value += weight
+        at = 0
+        values[0] += weight
         for key in row["frame_keys"][: -DEEPEST - 1 : -1]:
-            box = boxes.get(key)
-            if box is None:
-                named = _named(frames.get(key))
-                box = boxes[key] = numbers.setdefault(named, len(numbers)), named
-            child = at.children.get(box[0])
-            if child is None and len(made) >= MAX_MADE:
-                break
+            number = shown.get(key)
+            if number is None:
+                number = numbers.setdefault(_joined(*_named(frames.get(key))), len(numbers))
+                shown[key] = number
+            place = at << 32 | number
+            child = inside.get(place)
             if child is None:
-                child = at.children[box[0]] = FlameNode(*box[1])
-                made.append(child)
-            child.value += weight
+                if len(parents) > MAX_MADE:
+                    break
+                child = inside[place] = len(parents)
+                parents.append(at)
+                names.append(number)
+                values.append(0.0)
+                own.append(0.0)
+            values[child] += weight
             at = child
-        at.self_value += weight
-    weights = sorted((node.value for node in made), reverse=True)
-    least = weights[MAX_NODES] if len(weights) > MAX_NODES else 0.0
-    left_out = sum(one < least for one in weights)
-    return {"left_out": left_out, "root": root.as_json(least)}
+        own[at] += weight
+    inside.clear()
+    weights = np.frombuffer(values)[1:]
+    # A box is never lighter than those in it, and was made before them: with a box there are those
+    # that it is in.
+    kept = 1 + np.sort(np.argsort(-weights, kind="stable")[: MAX_NODES + 1])
+    listed = list(numbers)
+    root: dict[str, Any] = _box("all", "", "", values[0], own[0])
+    boxes = {0: root}
+    for number in kept.tolist():
+        box = boxes[number] = _box(*_apart(listed[names[number]]), values[number], own[number])
+        boxes[parents[number]].setdefault("children", []).append(box)
+    for box in boxes.values():
+        if "children" in box:
+            box["children"].sort(key=lambda child: (-child["value"], child["name"]))
+    return {"left_out": len(weights) - len(kept), "root": root}
+
+
+def _joined(name: str, binary: str, kind: str) -> str:
+    return f"{len(name)},{len(binary)},{name}{binary}{kind}"
+
+
+def _apart(joined: str) -> tuple[str, str, str]:
+    """What `_joined` joined."""
+    name, binary, texts = joined.split(",", 2)
+    middle, end = int(name), int(name) + int(binary)
+    return texts[:middle], texts[middle:end], texts[end:]
+
+
+def _box(name: str, binary: str, kind: str, value: float, own: float) -> dict[str, Any]:
+    return {"name": name, "binary": binary, "kind": kind, "value": value, "self": own}
 
 
 _LANE = "node, lane_kind, pid, start_ns, tid, device, stream"

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,12 +20,14 @@ from sonde.query import (
     stored,
     stored_charts,
     stored_memory,
+    stored_objects,
     stored_ranks,
     stored_traces,
     stored_views,
 )
 from sonde.query.selection import Selection
 from sonde.query.stored_capture import MAX_ROWS
+from sonde.query.stored_flame import SHORT_CHARS, TEXTS_BYTES, UNKNOWN, FlameStacks
 from sonde.query.stored_session import QueryTimedOutError, StoredSession, UnreadableStoreError
 from sonde.query.table_columns import columns
 from sonde.server import job, timeline_answers
@@ -37,15 +40,12 @@ from sonde.server.tokens import Caller
 
 ANSWER_BYTES = 64 << 20
 """Of JSON and columns, uncompressed."""
-TEXT_CHARS = 4_096
-"""Texts in an answer are cut to this length; those of recorders are nearly always shorter."""
-TEXTS_BYTES = 16 << 20
-"""Of the names of a flame graph's frames or boxes (UTF-8). As JSON it is up to three times as much,
-of control characters six times, which `ANSWER_BYTES` bounds."""
-SHORT_CHARS = 32
-"""Texts of this length are never cut, and not counted in TEXTS_BYTES."""
+TEXT_CHARS = stored.TEXT_CHARS
+"""Texts in an answer are cut to this length."""
 _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
+_STACKS_AT_ONCE = 32
+"""Stacks of a flame graph that are: each has up to a thousand numbers."""
 
 BY_TRACE = frozenset(
     ("flamegraph", "flametree", "pprof", "totals", "top", "names", "processes", "traces")
@@ -79,55 +79,55 @@ class Question:
     """Whether a part is computed in a child (`ServedSession`), of which there are few."""
 
 
-def _stacks(
-    session: StoredSession, options: Options, by: str = ""
-) -> tuple[list[dict[str, Any]], dict[int, dict[str, Any]]]:
-    """(stacks with their weights, frames by key)."""
-    rows = stored.flame_graph(session, options.selection, by=by).to_pylist()
-    keys = sorted({key for row in rows for key in row["frame_keys"]})
-    found = {row.pop("key"): row for row in _shown(stored.frames(session, keys)).to_pylist()}
-    _fit_texts(list(found.values()))
-    return rows, found
-
-
 def _flame(session: StoredSession, options: Options) -> pa.Table | dict[str, Any]:
     by = options.group
     if options.form is Form.ARROW:
         return stored.flame_graph(session, options.selection, by=by)
-    rows, found = _stacks(session, options, by)
-    keys = sorted({key for row in rows for key in row["frame_keys"]})
-    index = {key: at for at, key in enumerate(keys)}
-    unknown = {"kind": "unknown", "function": "", "binary": "", "file": "", "line": 0}
-    groups = sorted({row["group_name"] for row in rows}) if by else []
-    group_at = {name: len(keys) + at for at, name in enumerate(groups)}
+    total = stored.totals(session, options.selection)
+    stacks = FlameStacks(session, options.selection, by, total)
+    groups = stacks.groups() if by else []
+    frames = [
+        stacks.locations(),
+        (UNKNOWN | {"kind": by, "function": name} for name in groups),
+    ]
     return {
-        "total": stored.totals(session, options.selection),
-        "frames": [
-            *(found.get(key, unknown) for key in keys),
-            *(unknown | {"kind": by, "function": name} for name in groups),
-        ],
-        "stacks": [
-            {
-                "frames": [index[key] for key in row["frame_keys"]]
-                + ([group_at[row["group_name"]]] if by else []),
-                "n": row["n"],
-                "ns": row["ns"],
-                "bytes": row["bytes"],
-            }
-            for row in rows
-        ],
+        "total": total,
+        "frames": _listed(itertools.chain.from_iterable(frames)),
+        "stacks": _listed(stacks.numbered(groups), _STACKS_AT_ONCE),
     }
+
+
+def _listed(items: Iterable[Any], at_once: int = _ROWS_AT_ONCE) -> strict_json.Fragments:
+    """A list that is made while it is written."""
+    left = iter(items)
+    parts = iter(lambda: list(itertools.islice(left, at_once)), [])
+    return strict_json.Fragments(
+        strict_json.dumps(part, separators=(",", ":"))[1:-1] for part in parts
+    )
 
 
 def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     weight = "bytes" if options.selection.kind in MEMORY_KINDS else "ns"
-    rows, found = _stacks(session, options)
+    stacks = FlameStacks(session, options.selection)
     total = stored.totals(session, options.selection)
-    tree = stored_views.flame_tree(rows, found, weight)
+    tree = stored_views.flame_tree(stacks, stacks.frames(), weight)
     _fit_texts(_boxes(tree["root"]))
     _check_texts(tree["root"])
     shown = tree["root"]["value"]
+    _divide(tree["root"])
     return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
+
+
+def _divide(root: dict[str, Any]) -> None:
+    """Have boxes that hold many others written one by one: others are written in one piece, and to
+    write a piece keeps the interpreter's lock."""
+    boxes = _boxes(root)
+    sizes: dict[int, int] = {}
+    for box in reversed(boxes):
+        within = box.get("children", ())
+        sizes[id(box)] = size = 1 + sum(sizes[id(one)] for one in within)
+        if size > _ROWS_AT_ONCE:
+            box["children"] = tuple(within)
 
 
 def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
@@ -139,7 +139,7 @@ def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _fit_texts(rows: list[dict[str, Any]]) -> None:
-    """Cut the longest texts of frames, all to one length, until together they have TEXTS_BYTES: a
+    """Cut the longest texts of boxes, all to one length, until together they have TEXTS_BYTES: a
     program that makes endless names must not keep its node's flame graphs from everybody."""
     texts = [
         (row, name, value)
@@ -150,8 +150,11 @@ def _fit_texts(rows: list[dict[str, Any]]) -> None:
     sizes = [len(value.encode("utf-8", "replace")) for _, _, value in texts]
     if sum(sizes) > TEXTS_BYTES:
         most = max(SHORT_CHARS, common_length(sizes, TEXTS_BYTES))
+        short: dict[str, str] = {}  # boxes of a function share its name
         for row, name, value in texts:
-            row[name] = cut(value, most)
+            if value not in short:
+                short[value] = cut(value, most)
+            row[name] = short[value]
 
 
 def _check_texts(root: dict[str, Any]) -> None:
@@ -173,9 +176,11 @@ def _pprof(session: StoredSession, options: Options) -> Answer:
     from sonde.export.stored_pprof import pprof  # and with it protobuf
 
     selection = options.selection
-    rows, found = _stacks(session, options)
+    stacks = FlameStacks(session, selection, total=stored.totals(session, selection))
+    rows = cast(Sequence[Mapping[str, Any]], stacks)  # it reads them once, in order
+    frames = stacks.frames()
     try:
-        content = pprof(selection.kind, rows, found, selection.start_ns, selection.end_ns)
+        content = pprof(selection.kind, rows, frames, selection.start_ns, selection.end_ns)
     except KeyError:
         raise UsageError(f"no profile is of kind {selection.kind!r}", "see /openapi.json") from None
     return Answer(content, "application/octet-stream")
@@ -187,12 +192,21 @@ def _timeline(session: StoredSession, options: Options) -> pa.Table | dict[str, 
     if options.form is Form.ARROW:
         return boxes
     names = ("lane", "start", "end", "name", "n", "ns")
+    shown = _shown(boxes)
     return {
         "start_ns": selection.start_ns,
         "end_ns": selection.end_ns,
-        "lanes": lanes.to_pylist(),
-        "boxes": boxes.select(names).to_pydict(),
+        "lanes": list(stored_objects.rows(_shown(lanes), session.check)),
+        "boxes": {name: _column(shown.column(name)) for name in names},
     }
+
+
+def _column(column: pa.ChunkedArray) -> strict_json.Fragments:
+    """The values of a column as a list that is made while it is written."""
+    return strict_json.Fragments(
+        strict_json.dumps(part, separators=(",", ":"))[1:-1]
+        for part in stored_objects.parts_of(column)
+    )
 
 
 def _verdict(session: StoredSession, options: Options) -> dict[str, Any] | Answer:
@@ -405,6 +419,17 @@ class _Content:
         return b"".join(self._pieces)
 
 
+def _check_columns(table: pa.Table) -> None:
+    """Raises CaptureTooLarge where the distinct texts of a table are too long to become objects."""
+    left_bytes = ANSWER_BYTES
+    for column in table.columns:
+        if pa.types.is_string(column.type):
+            texts = pa.chunked_array([pc.unique(column)])
+            left_bytes -= int(stored_objects.text_bytes(texts).sum())
+    if left_bytes < 0:
+        raise _too_large()
+
+
 def _some_rows(table: pa.Table) -> Iterator[list[Any]]:
     for at in range(0, table.num_rows, _ROWS_AT_ONCE):
         yield table.slice(at, _ROWS_AT_ONCE).to_pylist()
@@ -428,6 +453,8 @@ def written(
             writer.write_table(found)
         return Answer(sink.getvalue().to_pybytes(), "application/vnd.apache.arrow.stream")
     if options.form is Form.COLUMNS:
+        if isinstance(found, pa.Table):
+            _check_columns(found)
         document = columns(found) if isinstance(found, pa.Table) else found
         return Answer(packed.encode(document, content.check), packed.MEDIA_TYPE)
     if isinstance(found, pa.Table):

@@ -11,7 +11,7 @@ from typing import Any
 
 from sonde.errors import CaptureError, UsageError
 from sonde.model.causes import Cause
-from sonde.query import stored
+from sonde.query import stored, stored_objects
 from sonde.query.selection import Selection
 from sonde.query.stored_session import QueryTimedOutError, StoredSession
 from sonde.query.stored_use import (
@@ -52,7 +52,8 @@ Explained = dict[str, tuple[int, int, dict[str, Any] | None]]
 def owners(session: StoredSession, selection: Selection, by: str, limit: int) -> dict[str, Any]:
     """The owner table: GPU hours by owner, most wasted first. With `selection.owners` only of the
     processes of those owners, for instance the jobs of one user. Raises CaptureError."""
-    rows = by_owner(session, selection, by, limit).to_pylist()
+    found = by_owner(session, selection, by, limit)
+    rows = list(stored_objects.rows(found, session.check))
     every = rows[0]["owners"] if rows else 0
     return {
         "by": by,
@@ -73,7 +74,7 @@ def holders(
     """GPU hours by node and owner, most wasted first. Raises CaptureError."""
     return [
         {"node": row["node"], "owner": row["owner"] or "", "gpus": row["devices"]} | _hours(row)
-        for row in by_node(session, selection, by, limit).to_pylist()
+        for row in stored_objects.rows(by_node(session, selection, by, limit), session.check)
     ]
 
 
@@ -89,9 +90,10 @@ def job(session: StoredSession, selection: Selection, limit: int) -> dict[str, A
         raise UsageError("this question is about one owner", f"give one of {', '.join(OWNERS)}")
     ((by, owner),) = owners_given.items()
     every = replace(selection, owners=None)
-    slots = of_owner(session, every, by, owner).to_pylist()
+    found = of_owner(session, every, by, owner)
+    slots = list(stored_objects.rows(found, session.check))
     pids: dict[str, set[int]] = defaultdict(set)
-    for row in processes_of(session, every, by, owner).to_pylist():
+    for row in stored_objects.rows(processes_of(session, every, by, owner), session.check):
         pids[row["node"]].add(row["pid"])
     total = {name: sum(row[name] for row in slots) for name in ("held", *PARTS)}
     joules = [row["joules"] for row in slots if row["joules"] is not None]

@@ -21,7 +21,7 @@ from sonde.analyze.slow_ranks import (
 )
 from sonde.analyze.stragglers import LEAST, Straggle
 from sonde.errors import CaptureError
-from sonde.query import stored_pieces
+from sonde.query import stored_objects, stored_pieces
 from sonde.query.selection import Selection
 from sonde.query.stored_ranks import TimeBin
 from sonde.query.stored_session import QueryTimedOutError, StoredSession
@@ -111,7 +111,9 @@ def waiting(session: StoredSession, selection: Selection) -> dict[str, Any]:
     exchanges = stored_pieces.exchanges(session, one)
     links = None
     if 0 < exchanges.num_rows <= stored_pieces.MAX_EXCHANGES:
-        links = rank_tables.links_of(exchanges.to_pydict(), keys, session.check)
+        links = rank_tables.links_of(
+            stored_objects.lists(exchanges, session.check), keys, session.check
+        )
     slow = slow_ranks(times, pieces, session.check)
     if not slow.is_known:
         return _unknown(found, "who stands out was timed in too few of the same parts of the time "
@@ -175,7 +177,7 @@ def _pieces(
     columns = stored_pieces.pieces(session, selection, slots)
     if columns.num_rows > stored_pieces.MAX_PIECES:
         return None
-    return rank_tables.pieces_of(columns.to_pydict(), keys)
+    return rank_tables.pieces_of(stored_objects.lists(columns, session.check), keys)
 
 
 def _name(rank: Mapping[str, Any]) -> str:
