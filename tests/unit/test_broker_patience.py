@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sonde import interpreter
 from sonde.procfs import Broker, Hung, looks, patience
+from sonde.procfs.patience import Abandoned
 
 SERVER = """
 import sys, time
@@ -218,3 +220,96 @@ def test_one_process_that_hangs_keeps_the_other_users_out_of_no_look(slow: Broke
     for path in ("hangs", "there", "there"):
         found, _ = look(slow, whos, [path] + ["there"] * 1000)
         assert found[1:] == ["there"] * 1000
+
+
+class Undying:
+    """A child that was killed and has not died."""
+
+    @staticmethod
+    def poll() -> None:
+        return None
+
+
+def lost(parties: Iterable[int]) -> Abandoned:
+    """Children lost over these parties, as far as they may be, and over each as often as it may."""
+    made = Abandoned()
+    for party in parties:
+        lose(made, party)
+    return made
+
+
+def lose(made: Abandoned, party: int) -> int:
+    """How many children a party can cost now."""
+    before = len(made)
+    while not (made.may_refuse() and made.refuses(party)):
+        made.add(Undying(), party)  # type: ignore[arg-type]
+    return len(made) - before
+
+
+def test_four_parties_that_hang_cost_the_others_nothing(
+    slow: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow.abandoned = lost([11, 12, 13, 14])
+    assert len(slow.abandoned) == patience.MAX_ABANDONED
+    assert slow.ask_of_file(GOOD, ("read", "there")) == "there"
+    assert slow.ask(GOOD, ("read", "there"), is_deadly=True) == "there"
+    assert look(slow, [GOOD, GOOD + 1], ["there"] * 2)[0] == ["there"] * 2
+    monkeypatch.setattr(patience, "party_of", lambda pid: 11)
+    assert look(slow, [BAD], ["there"])[0] == [None]
+    with pytest.raises(Hung):
+        slow.ask_of_file(BAD, ("read", "there"))
+
+
+def test_a_party_that_has_lost_a_child_costs_no_other_beyond_the_first_ones() -> None:
+    made = lost([11, 12, 13, 14])
+    assert [lose(made, party) for party in (11, 21, 21)] == [0, 1, 0]
+
+
+def test_many_parties_cost_a_few_children_and_then_one_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of somebody with many containers. Parties that have answered since the first was lost
+    notice nothing."""
+    clock_s = 1000.0
+    monkeypatch.setattr(patience.time, "monotonic", lambda: clock_s)
+    made = lost([11])
+    made.note_answer(GOOD)
+    made.note_answer(11)  # it has lost some: this does not help it
+    for party in range(100, 1100):
+        lose(made, party)
+    assert len(made) == patience.MAX_ABANDONED + patience.FIRST_LOSSES
+    assert made.refuses(9999)
+    assert not made.refuses(GOOD)
+    for minute in range(1, 9):
+        clock_s += patience.FIRST_LOSS_S
+        assert not made.refuses(9999)
+        assert [lose(made, 1000 + 100 * minute + nth) for nth in range(5)] == [1, 0, 0, 0, 0]
+        assert made.refuses(9999)
+    assert lose(made, GOOD) == 1
+    assert made.refuses(GOOD)
+
+
+def test_there_are_never_more_than_a_fixed_number_of_children_that_cannot_die() -> None:
+    made = lost([11])
+    for party in range(100, 1100):
+        made.note_answer(party)
+    for party in range(100, 1100):
+        lose(made, party)
+    assert len(made) == patience.MOST_ABANDONED
+    assert made.refuses(9999)
+
+
+def test_children_that_have_died_are_forgotten_and_who_lost_them_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock_s = 1000.0
+    monkeypatch.setattr(patience.time, "monotonic", lambda: clock_s)
+    made = Abandoned()
+    dying = SimpleNamespace(poll=lambda: 0)
+    made.add(dying, 7)  # type: ignore[arg-type]
+    assert len(made) == 0
+    for party in (11, 12, 13, 14):
+        lose(made, party)
+    assert made.refuses(7)
+    clock_s += patience.BLAMED_S
+    assert not made.refuses(7)

@@ -189,8 +189,14 @@ def test_pages_of_files_that_the_kernel_takes_back_are_not_used_memory(tmp_path,
     (tmp_path / "memory.current").write_text("900\n")
     (tmp_path / "memory.stat").write_text(stat)
     assert procfs.working_set_of(str(tmp_path)) == (used, 1000)
+    assert procfs.working_set_in(files(tmp_path)) == (used, 1000)
     (tmp_path / "memory.max").write_text("max\n")
     assert procfs.working_set_of(str(tmp_path)) == (0, 0)
+    assert procfs.working_set_in(files(tmp_path)) == (0, 0)
+
+
+def files(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
@@ -241,7 +247,8 @@ def test_what_is_beyond_the_bounds_of_a_reading_is_counted(tmp_path, monkeypatch
     deep = [f"/group/{number}" for number in range(trends.MAX_GROUPS + 7)]
     monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/group"})
     monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: deep)
-    monkeypatch.setattr(trends.procfs, "working_set_of", lambda _: (0, 0))
+    look = lambda asked, *_, **__: ([None] * len(asked), 2)  # noqa: E731
+    monkeypatch.setattr(trends.procfs.GROUPS, "look", look)
     looks = Trends(tmp_path)
     looks.look(trends.EVERY_NS, range(1, trends.MAX_PROCESSES + 12), lambda _: 0)
-    assert looks.left_out == 3 + 5 + 7 + 11
+    assert looks.left_out == 3 + 5 + 7 + 11 + 2

@@ -119,7 +119,7 @@ def test_limited_groups_of_one_user_hide_nobody_elses_and_what_is_left_out_stays
             watched._look(points)
             watched._read(points)
             assert values_of(points, "sonde.cgroup.left_out") == [45]
-        groups_shown = set(watched._groups)
+        groups_shown = watched._files._paths
     finally:
         watched.close()
     assert victims in groups_shown

@@ -160,7 +160,9 @@ def test_control_groups_of_many_low_pids_hide_nobody_else_s(monkeypatch):
     groups[900] = ["/victim", "/"]
     monkeypatch.setattr(trends.procfs, "mounts_by_controller", lambda: {"v2": "/"})
     monkeypatch.setattr(trends.procfs, "groups_of", lambda pid, _: groups[pid])
-    monkeypatch.setattr(trends.procfs, "working_set_of", lambda _: (1, 2))
+    found = procfs.GroupFolder(0, 0, [], 0, {"memory.max": b"2", "memory.current": b"1"})
+    look = lambda asked, *_, **__: ([found] * len(asked), 0)  # noqa: E731
+    monkeypatch.setattr(trends.procfs.GROUPS, "look", look)
     looked = Trends()._groups(groups, lambda pid: 1001 if pid == 900 else 1000)
     read = [it[1] for it in looked]
     assert "/victim" in read

@@ -21,7 +21,7 @@ from sonde.model.owner import GroupNote, Owner, ProcessNote, step_of
 from sonde.procfs.cgroup_paths import place_of
 from sonde.resolve.cgroup_index import MAX_GROUPS, CgroupIndex, _groups
 from sonde.resolve.owners import OwnerResolver, UserNames
-from sonde.resolve.pods import Pods, parse
+from sonde.resolve.pods import Pod, Pods, by_id, parse
 from sonde.resolve.process_image import ProcessImage
 from sonde.resolve.tracked_process import TrackedProcess
 
@@ -347,6 +347,56 @@ def test_pods_as_answers_of_real_kubelets_have_them():
         ).pod_uid
     ]
     assert old.containers == {"ab" * 32: "tool"}
+
+
+HASH = "kubernetes.io/config.hash"
+SOURCE = "kubernetes.io/config.source"
+MIRROR = "kubernetes.io/config.mirror"
+
+
+def parsed(*pods: tuple[str, dict[str, str]]) -> dict[str, str]:
+    """Uids of the pods in an answer, each (uid, annotations), by each of their ids."""
+    items = [{"metadata": {"uid": uid, "annotations": them}} for uid, them in pods]
+    return {it: pod.uid for it, pod in parse(json.dumps({"items": items}).encode()).items()}
+
+
+@pytest.mark.parametrize(
+    "annotations",
+    [
+        {HASH: STATIC},
+        {HASH: STATIC, SOURCE: "api"},
+        {HASH: STATIC, MIRROR: STATIC, SOURCE: "api"},
+        {HASH: STATIC, MIRROR: STATIC},
+        {HASH: STATIC, MIRROR: "f" * 32, SOURCE: "file"},
+        {HASH: POD, SOURCE: "file"},
+        {HASH: [STATIC], SOURCE: "file"},
+    ],
+)
+def test_no_pod_takes_another_id_by_what_anybody_may_write_of_it(annotations):
+    assert parsed(("mine", annotations)) == {"mine": "mine"}
+
+
+def test_a_pods_uid_is_no_other_pods_hash():
+    static = {HASH: STATIC, SOURCE: "file"}
+    for pods in ((("a", static), (STATIC, {})), ((STATIC, {}), ("a", static))):
+        assert parsed(*pods) == {"a": "a", STATIC: STATIC}
+
+
+def test_a_hash_that_two_pods_have_is_neither_s():
+    static = {HASH: STATIC, SOURCE: "http"}
+    assert parsed(("a", static), ("b", static)) == {"a": "a", "b": "b"}
+
+
+def test_a_mirror_that_was_made_again_has_its_hash_from_the_one_that_is_gone():
+    first, second, third = (
+        Pod(uid, uid, "", "", config_hash=STATIC) for uid in ("first", "second", "third")
+    )
+    known = by_id([second], by_id([first]).values())
+    assert (known[STATIC], known["first"]) == (second, first)
+    assert by_id([], known.values()).get(STATIC) is None  # both are gone
+    assert STATIC not in by_id([second, third], by_id([first]).values())
+    real = Pod(STATIC, "real", "", "")
+    assert by_id([first], [real])[STATIC] == real
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"items": {}}', b"Unauthorized", b"\xff"])

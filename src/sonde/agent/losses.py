@@ -22,7 +22,9 @@ HUNG = ("processes.hung", "files.hung")
 not known (`procfs.broker`)."""
 PUT_OFF = "processes.put_off"
 """Processes that a look at many did not read, as others made it wait too long (`procfs.looks`)."""
-LASTING = (*HUNG, PUT_OFF, "device_calls.probes_put_off", "device_time.probes_put_off")
+GROUPS_HUNG = "groups.folders_hung"
+"""Control groups that were not read for the same reason (`procfs.group_folders`)."""
+LASTING = (*HUNG, GROUPS_HUNG, PUT_OFF, "device_calls.probes_put_off", "device_time.probes_put_off")
 """Losses that last: what was counted during the warm-up is missing from the recording, too."""
 STUCK = "agent.seconds_stuck"
 """Seconds in which nothing was drained, beyond the interval: the kernel's buffers are bounded."""
@@ -100,6 +102,7 @@ class Losses:
         patience = procfs.BROKER.patience
         hung = patience.processes_hung, patience.files_hung
         now |= zip(HUNG, hung, strict=True)
+        now[GROUPS_HUNG] = procfs.GROUPS.hung
         now[PUT_OFF] = patience.processes_put_off
         now[STUCK] = round(self.stuck_s)
         now["processes.mappings"] = self._resolver.counters.mappings_left_out

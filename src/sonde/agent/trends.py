@@ -19,6 +19,7 @@ from typing import Final
 from sonde import procfs
 from sonde.collect.host.shares import share_out
 from sonde.diagnose.early import EarlyWarning, EarlyWarnings, Sign
+from sonde.procfs.group_folders import FILE_BYTES
 
 EVERY_NS: Final = 5_000_000_000
 """Between two readings."""
@@ -45,8 +46,8 @@ class Trends:
         self._thermal = thermal
         self._due_ns = 0
         self._not_read = 0
-        """Processes, control groups, file systems and sensors beyond the bounds, over all
-        readings."""
+        """Processes, control groups, file systems and sensors beyond the bounds, and groups that
+        did not answer, over all readings."""
 
     def look(
         self, now_ns: int, pids: Iterable[int], party_of: Callable[[int], int] = procfs.party_of
@@ -82,8 +83,17 @@ class Trends:
         each = zip_longest(*(procfs.groups_of(pid, of_memory) for pid in read))
         folders = dict.fromkeys(folder for turn in each for folder in turn if folder)
         self._not_read += max(0, len(folders) - MAX_GROUPS)
-        for folder in list(folders)[:MAX_GROUPS]:
-            usage, limit = procfs.working_set_of(folder)
+        asked = list(folders)[:MAX_GROUPS]
+        points = set(of_memory.values())
+        found, unread = procfs.GROUPS.look(
+            asked,
+            lambda folder: procfs.payer_of_folder(folder, points),
+            [procfs.MEMORY_FILES] * len(asked),
+            limit=FILE_BYTES,
+        )
+        self._not_read += unread
+        for folder, it in zip(asked, found, strict=True):
+            usage, limit = procfs.working_set_in(it.contents if it is not None else {})
             if limit:
                 yield Sign.MEMORY, folder, float(usage), float(limit)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sonde import procfs
 from sonde.diagnose.moments import Facts
+from sonde.procfs.group_folders import FILE_BYTES
 
 MAX_DESCRIPTORS = 1_024
 """Of a process that are read at once; it may have any number."""
@@ -22,9 +23,14 @@ MAX_HERE = 8
 """Peers on this node whose process is looked for."""
 HOLDERS_S = 0.05
 """How long is looked for them."""
-GROUPS_S = 0.25
-"""How long one reading may take for control groups: a level takes 3 ms where the machine is busy,
-and the agent's loop waits."""
+DISK_LIMITS = ("read_bps", "write_bps", "read_iops", "write_iops")
+GROUP_FILES = (
+    *procfs.MEMORY_FILES,
+    *("cpuset.cpus", "cpu.stat", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.max"),
+    *("memory.failcnt", "memory.events", "io.max", "freezer.state", "cgroup.events"),
+    *(f"blkio.throttle.{name}_device" for name in DISK_LIMITS),
+)
+"""Of a control group, of either version, that are read."""
 _FUSE = "/dev/fuse"
 _LISTENING = "0A"
 _STATES = {"01": "established", "02": "connecting", "08": "close-wait"}
@@ -43,7 +49,7 @@ class FactReader:
         """Looks at the connections of a process in whose network namespace there are more than
         MAX_CONNECTIONS."""
         self.groups_left_out = 0
-        """Control groups that were not read: nested too deeply, or no time was left."""
+        """Control groups that were not read: nested too deeply, or they did not answer."""
 
     def read(
         self,
@@ -64,13 +70,17 @@ class FactReader:
             facts.allowed = sorted(os.sched_getaffinity(pid))
         facts.cpus = os.cpu_count() or 0
         facts.cpu_busy = self.cpu_busy()
-        groups, left_out = procfs.counted_groups_of(pid)
-        self.groups_left_out += left_out
-        cpuset = next((folder for folder in groups if "cpuset" in folder), "")
-        if cpuset and (cpus := _cpus(_read(f"{cpuset}/cpuset.cpus"))):
+        groups = self._groups_of(pid)
+        cpuset = next((it for folder, it in groups.items() if "cpuset" in folder), {})
+        if cpus := _cpus(_text(cpuset, "cpuset.cpus")):
             facts.allowed = [cpu for cpu in facts.allowed if cpu in cpus]
         facts.cpus_allowed = len(facts.allowed)
-        self._add_groups(facts, groups)
+        for folder, files in groups.items():
+            _add_cpu(facts, files)
+            _add_memory(facts, files)
+            _add_disk(facts, files)
+            if "self" not in folder and _is_frozen(files):
+                facts.is_frozen = True
         facts.file_servers = [waker for waker in wakers if self._serves_files(waker)]
         if asks_peers:
             links = self._links(pid, "socket:[")
@@ -80,19 +90,19 @@ class FactReader:
             facts.holders = self._holders(found.here, may_answer)
         return facts
 
-    def _add_groups(self, facts: Facts, groups: Sequence[str]) -> None:
-        """Limits of control groups, given innermost first; the outermost are read first."""
-        until_s = time.monotonic() + GROUPS_S
-        for left in range(len(groups), 0, -1):
-            if time.monotonic() > until_s:
-                self.groups_left_out += left
-                return
-            folder = groups[left - 1]
-            _add_cpu(facts, folder)
-            _add_memory(facts, folder)
-            _add_disk(facts, folder)
-            if "self" not in folder and _is_frozen(folder):
-                facts.is_frozen = True
+    def _groups_of(self, pid: int) -> dict[str, Mapping[str, bytes]]:
+        """What the files of its control groups hold, by folder and name; innermost first."""
+        mounts = procfs.mounts_by_controller()
+        folders, left_out = procfs.counted_groups_of(pid, mounts)
+        found, unread = procfs.GROUPS.look(
+            folders,
+            lambda folder: procfs.payer_of_folder(folder, set(mounts.values())),
+            [GROUP_FILES] * len(folders),
+            limit=FILE_BYTES,
+        )
+        self.groups_left_out += left_out + unread
+        pairs = zip(folders, found, strict=True)
+        return {folder: it.contents for folder, it in pairs if it is not None}
 
     def cpu_busy(self) -> dict[int, float]:
         """Share of time in which each CPU was not idle, since the last call."""
@@ -140,16 +150,14 @@ class FactReader:
         return found
 
 
-def _add_cpu(facts: Facts, folder: str) -> None:
+def _add_cpu(facts: Facts, files: Mapping[str, bytes]) -> None:
     """CPU limits of a control group, of either version; so below of memory and disks."""
-    stat = _table(f"{folder}/cpu.stat")
+    stat = _table(_text(files, "cpu.stat"))
     facts.throttled_s += stat.get("throttled_time", 0) / 1e9 + stat.get("throttled_usec", 0) / 1e6
     facts.throttled_periods += stat.get("nr_throttled", 0)
-    quota, period = (
-        procfs.number_in(f"{folder}/cpu.cfs_quota_us"),
-        procfs.number_in(f"{folder}/cpu.cfs_period_us"),
-    )
-    words = _read(f"{folder}/cpu.max").split()
+    quota = procfs.number_of(files.get("cpu.cfs_quota_us"))
+    period = procfs.number_of(files.get("cpu.cfs_period_us"))
+    words = _text(files, "cpu.max").split()
     if len(words) == 2 and all(word.isdigit() for word in words):
         quota, period = int(words[0]), int(words[1])
     if quota > 0 and period > 0:
@@ -157,30 +165,30 @@ def _add_cpu(facts: Facts, folder: str) -> None:
         facts.quota = min(facts.quota or cpus, cpus)
 
 
-def _add_memory(facts: Facts, folder: str) -> None:
-    usage, most = procfs.memory_of(folder)
+def _add_memory(facts: Facts, files: Mapping[str, bytes]) -> None:
+    usage, most = procfs.memory_in(files)
     if not most:
         return
     if not facts.memory_limit or most <= facts.memory_limit:
         facts.memory_limit, facts.memory_usage = most, usage
-    hits = procfs.number_in(f"{folder}/memory.failcnt")  # version 1
+    hits = procfs.number_of(files.get("memory.failcnt"))  # version 1
     facts.memory_limit_hits += (
-        hits if hits >= 0 else _table(f"{folder}/memory.events").get("max", 0)
+        hits if hits >= 0 else _table(_text(files, "memory.events")).get("max", 0)
     )
 
 
-def _add_disk(facts: Facts, folder: str) -> None:
-    for name in ("read_bps", "write_bps", "read_iops", "write_iops"):
-        for line in _read(f"{folder}/blkio.throttle.{name}_device").split("\n"):
+def _add_disk(facts: Facts, files: Mapping[str, bytes]) -> None:
+    for name in DISK_LIMITS:
+        for line in _text(files, f"blkio.throttle.{name}_device").split("\n"):
             if line.strip():
                 facts.disk_limits.append(f"{name} {line.strip()}")
-    facts.disk_limits += [line for line in _read(f"{folder}/io.max").split("\n") if line.strip()]
+    facts.disk_limits += [line for line in _text(files, "io.max").split("\n") if line.strip()]
 
 
-def _is_frozen(folder: str) -> bool:
+def _is_frozen(files: Mapping[str, bytes]) -> bool:
     return (
-        _read(f"{folder}/freezer.state").strip() in ("FROZEN", "FREEZING")
-        or _table(f"{folder}/cgroup.events").get("frozen", 0) == 1
+        _text(files, "freezer.state").strip() in ("FROZEN", "FREEZING")
+        or _table(_text(files, "cgroup.events")).get("frozen", 0) == 1
     )
 
 
@@ -250,14 +258,19 @@ def _cpus(text: str) -> set[int]:
     return found
 
 
-def _table(path: str) -> dict[str, int]:
+def _table(text: str) -> dict[str, int]:
     """The lines `NAME NUMBER` of a file."""
     found = {}
-    for line in _read(path).split("\n"):
+    for line in text.split("\n"):
         name, _, value = line.partition(" ")
         if value.lstrip("-").isdigit():
             found[name] = int(value)
     return found
+
+
+def _text(files: Mapping[str, bytes], name: str) -> str:
+    """The content of a file; '' where it was not read."""
+    return files.get(name, b"").decode("utf-8", "replace")
 
 
 def _read(path: str) -> str:

@@ -56,12 +56,15 @@ from sonde.procfs.files import (
     read_link,
     sockets_of,
 )
+from sonde.procfs.group_folders import GROUPS, Below, GroupFolder, GroupFolders
+from sonde.procfs.group_memory import MEMORY_FILES, memory_in, number_of, working_set_in
 from sonde.procfs.group_mounts import GroupMount, group_mounts
 from sonde.procfs.group_parties import (
     MACHINE,
     GroupParties,
     GroupParty,
     party_of_group,
+    payer_of_folder,
 )
 from sonde.procfs.held import HeldFile
 from sonde.procfs.ids import user_ids
@@ -111,14 +114,19 @@ from sonde.procfs.processes import (
 
 __all__ = [
     "BROKER",
+    "GROUPS",
     "MACHINE",
     "MAX_MAPS_BYTES",
     "MAX_PARENTS",
+    "MEMORY_FILES",
     "NOBODY",
     "START_UNIT_NS",
     "UNKNOWN_PARTY",
+    "Below",
     "Broker",
     "Credentials",
+    "GroupFolder",
+    "GroupFolders",
     "GroupMount",
     "GroupParties",
     "GroupParty",
@@ -151,6 +159,7 @@ __all__ = [
     "links_at",
     "links_of",
     "may_hold",
+    "memory_in",
     "memory_left",
     "memory_limit",
     "memory_of",
@@ -158,6 +167,7 @@ __all__ = [
     "mounts_by_controller",
     "name_of",
     "number_in",
+    "number_of",
     "open_memory",
     "open_regular",
     "open_stable",
@@ -165,6 +175,7 @@ __all__ = [
     "party_of",
     "party_of_group",
     "party_of_user",
+    "payer_of_folder",
     "pids",
     "printable",
     "raw_name",
@@ -187,5 +198,6 @@ __all__ = [
     "unix_end",
     "user_ids",
     "with_comm",
+    "working_set_in",
     "working_set_of",
 ]

@@ -117,7 +117,8 @@ class Broker:
     ) -> tuple[Any, int]:
         """An answer and the descriptor that came with it. Raises OSError, Hung.
 
-        `crowded`: a request that cannot hang, asked instead where no other child may be lost.
+        `crowded`: a request that cannot hang, asked instead where no other child may be lost over
+        this process.
         """
         with self._exchange():
             self._check_file(who)
@@ -386,6 +387,8 @@ class Broker:
     ) -> Any:
         """The content of the next answer; as `_answer`. Raises OSError, Hung."""
         number, content, _ = self._answer(who, is_file, marks=marks, deadline_s=deadline_s)
+        if who is not None and len(self.abandoned):
+            self.abandoned.note_answer(payer_of(who))
         if number:
             raise OSError(number, os.strerror(number))
         return content
@@ -419,8 +422,8 @@ class Broker:
             return self._receive(began_s + FREE_S)
         except TimeoutError:
             pass
-        now_s = time.monotonic()
-        patience = self.patience.of(payer_of(who), now_s)
+        now_s, party = time.monotonic(), payer_of(who)
+        patience = self.patience.of(party, now_s)
         until_s = min(began_s + deadline_s, now_s + max(0.0, patience.left(now_s)))
         try:
             while True:
@@ -431,8 +434,8 @@ class Broker:
                     if now_s < began_s + LATE_S and self._is_running():
                         until_s = now_s + 0.05
                         continue
-                    self._lost_over = payer_of(who)
-                    self._give_up(self._lost_over)
+                    self._lost_over = party  # by now it may be gone
+                    self._give_up(party)
                     with suppress(OSError):
                         self._start()  # it comes up while we do something else
                     raise Hung(str(who)) from None

@@ -8,17 +8,21 @@ border (`cgroup_paths`). From the top:
 1. a directory that is not root's belongs to its user, and all below it;
 2. a container's or a pod's group is that one's, and all below it, with directories of any owner;
 3. else the user for whom root's services made it, the job, or the group at the border: a service.
+
+A child looks at the directories (group_folders.py). Of one that does not answer the owner that was
+seen last counts, else root.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from sonde.procfs.cgroup_paths import place_of
+from sonde.procfs.group_folders import GROUPS, GroupFolders
 from sonde.procfs.group_mounts import group_mounts
 from sonde.procfs.names import raw_name
 from sonde.procfs.parties import name_of, party_of_user
@@ -60,13 +64,25 @@ def party_of_group(path: str, uid_of: Callable[[str], int]) -> GroupParty:
     return GroupParty(f"job {place.job}" if place.job else place.border, False)
 
 
+def payer_of_folder(folder: str, points: Iterable[str]) -> str:
+    """The party that pays for waiting for a folder below one of these mount points, as far as its
+    path alone shows that: nobody is asked."""
+    path = next((folder[len(it) :] for it in points if folder.startswith(f"{it}/")), "")
+    return party_of_group(path, lambda _: 0).name if path else MACHINE
+
+
 class GroupParties:
     """Parties of groups by path, in any hierarchy, also of groups that are gone."""
 
-    def __init__(self, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
+    def __init__(
+        self, mountinfo: Path = Path("/proc/self/mountinfo"), folders: GroupFolders = GROUPS
+    ) -> None:
         self._mountinfo = mountinfo
-        self._points: list[bytes] = []
+        self._folders = folders
+        self._points: list[str] = []
         self._uids: dict[str, int] = {}
+        self._used: dict[str, None] = {}
+        """Paths whose owners were asked for since these were looked at."""
         self._until_s = float("-inf")
 
     def of(self, path: str) -> str:
@@ -76,28 +92,50 @@ class GroupParties:
         now_s = time.monotonic()
         if now_s > self._until_s or len(self._uids) > _MAX_KEPT:
             self._until_s = now_s + _KEPT_S
-            self._uids.clear()
             self._points = self._find()
+            self._look_again()
+        self._look([at for at in _prefixes(path) if at not in self._uids])
         return party_of_group(path, self._uid_of).name
 
-    def _find(self) -> list[bytes]:
+    def _find(self) -> list[str]:
         try:
             mounts = list(group_mounts(self._mountinfo))
         except OSError:
             return []
-        return [os.fsencode(it.point) for it in mounts if it.controllers & _SEARCHED]
+        return [it.point for it in mounts if it.controllers & _SEARCHED]
+
+    def _look_again(self) -> None:
+        """Look at what was asked for of late, all at once, and forget the rest."""
+        before, self._uids = self._uids, {}
+        used, self._used = [*self._used][-_MAX_KEPT // 2 :], {}
+        self._uids = {path: before[path] for path in used if path in before}
+        self._look(used)
+
+    def _look(self, paths: Sequence[str]) -> None:
+        """Find out who owns the directories of these paths, in whichever hierarchy."""
+        if not paths:
+            return
+        whose = {point + os.fsdecode(raw_name(it)): it for it in paths for point in self._points}
+        found, _ = self._folders.look([*whose], lambda folder: self._payer_of(whose[folder]))
+        uids: dict[str, int] = {}
+        for path, there in zip(whose.values(), found, strict=True):
+            if there is not None:
+                uids[path] = uids.get(path) or there.uid
+        for path in paths:
+            self._uids[path] = uids.get(path, self._uids.get(path, 0))
+
+    def _payer_of(self, path: str) -> str:
+        return party_of_group(path, lambda at: self._uids.get(at, 0)).name
 
     def _uid_of(self, path: str) -> int:
-        uid = self._uids.get(path)
-        if uid is None:
-            raw = raw_name(path)
-            owners = (_owner(point + raw) for point in self._points)
-            uid = self._uids[path] = next(filter(None, owners), 0)
-        return uid
+        self._used[path] = None
+        return self._uids.get(path, 0)
 
 
-def _owner(path: bytes) -> int:
-    try:
-        return os.stat(path).st_uid  # noqa: PTH116
-    except OSError:
-        return 0
+def _prefixes(path: str) -> list[str]:
+    """The paths of a group and of those above it, outermost first."""
+    found, at = [], ""
+    for part in filter(None, path.split("/")):
+        at += f"/{part}"
+        found.append(at)
+    return found

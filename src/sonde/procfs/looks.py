@@ -141,7 +141,8 @@ class Look:
         return []
 
     def _taken(self) -> list[int]:
-        refused = self._patience.exhausted() | self._abandoned.crowded()
+        exhausted = self._patience.exhausted()
+        may_refuse = self._abandoned.may_refuse()
         late = self._looks.late()
         over = {party for party in late if self._looks.is_over(party)}
         asked: list[int] = []
@@ -150,7 +151,9 @@ class Look:
             number = queue.popleft()
             if self._patience.is_hung(self._whos[number]):
                 continue  # counted when it did not answer
-            if self._abandoned.is_full or (refused and self._party(number) in refused):
+            if (exhausted and self._party(number) in exhausted) or (
+                may_refuse and self._abandoned.refuses(self._party(number))
+            ):
                 self._patience.processes_hung += 1
             elif over and self._party(number) in over:
                 self._patience.processes_put_off += 1
@@ -180,6 +183,8 @@ class Look:
                 put_off.append(number)
                 continue
             answered.append(number)
+            if (party := self._parties.get(self._whos[number])) is not None:
+                self._abandoned.note_answer(party)
             if waited_s > 0:
                 self.charge(number, waited_s)
                 noted_s += waited_s

@@ -10,6 +10,14 @@ other type is handed out; one on overlayfs, where process 1 has that very overla
 
 What lies below a process's root is looked up as that process would: its symbolic links lead nowhere
 else, so no container chooses which of the host's files root opens.
+
+No path that a process chose has an automounter (autofs) mount anything, whose map may name any
+server: a walk ends where nothing is mounted yet (`step`). And from our root directory only who sees
+the same files there as we do (`sees_our_files`) has us ask a disk or a server. For the others, such
+as a service with a private /tmp, it is looked at what the kernel has in memory alone
+(RESOLVE_CACHED), which waits for nobody; a program that runs is there, with the folders above it.
+Programs on other mounts of the machine, such as /home or what an automounter has mounted, are found
+like all others: they run, so their mounts are there.
 """
 
 from __future__ import annotations
@@ -58,7 +66,13 @@ OPENAT2 = 437
 """Its number, on every architecture."""
 HOW = struct.Struct("=QQQ")
 """struct open_how: flags, mode, resolve."""
-RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT = 0x02, 0x10
+RESOLVE_NO_MAGICLINKS, RESOLVE_IN_ROOT, RESOLVE_CACHED = 0x02, 0x10, 0x20
+NOT_IN_MEMORY = {errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EPERM}
+"""Of RESOLVE_CACHED: EAGAIN, or it is not known: EINVAL before Linux 5.12, ENOSYS before 5.6, EPERM
+by a seccomp filter that is older."""
+PROC_MAGIC, AUTOFS_MAGIC = 0x9FA0, 0x0187
+MAX_LINKS = 40
+"""Symbolic links of a path that are followed, as the kernel has it."""
 
 
 class Mounts:
@@ -220,58 +234,132 @@ def root_of(path: str) -> tuple[int, str]:
     return 0, ""
 
 
-def hold(path: str, flags: int) -> int:
-    """An O_PATH descriptor of what a path leads to."""
-    pid, below = root_of(path)
-    if not pid:
-        return os.open(path, flags)
-    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+def sees_our_files(pid: int) -> bool:
+    """Whether a process has the mount namespace and the root directory of this one, so that a path
+    is the same to both. Not where it is gone."""
+    if pid in (os.getpid(), os.getppid()):
+        return True
     try:
-        return hold_below(root, below, flags)
+        ours, its = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115
+        return ours == its and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
+    except OSError:
+        return False
+
+
+def hold(path: str, flags: int, who: int = 0) -> int:
+    """An O_PATH descriptor of what a path leads to. `who`: the process that chose the path; 0: it
+    may be walked like one of our own."""
+    pid, below = root_of(path)
+    if not pid and (path.startswith("/proc/") or path[:1] != "/"):
+        return os.open(path, flags)
+    top = f"/proc/{pid}/root" if pid else "/"
+    root = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if pid or not who or sees_our_files(who):
+            return hold_below(root, below if pid else path, flags)
+        return open_below(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_CACHED)
     finally:
         os.close(root)
 
 
+def status_of(path: str, who: int = 0) -> os.stat_result:
+    """stat() of what a path leads to; as `hold`. Raises OSError."""
+    handle = hold(path, os.O_PATH | os.O_CLOEXEC, who)
+    try:
+        return os.fstat(handle)
+    finally:
+        os.close(handle)
+
+
 def hold_below(root: int, path: str, flags: int) -> int:
-    """The same with `root` as the root directory, by openat2(): links lead below it, and magic
-    links of /proc are refused. Before Linux 5.6 every link is refused."""
+    """The same with `root` as the root directory: links lead below it, and magic links of /proc are
+    refused."""
+    try:
+        return open_below(root, path, flags, RESOLVE_IN_ROOT | RESOLVE_CACHED)
+    except OSError as error:
+        if error.errno not in NOT_IN_MEMORY:
+            raise
+    return walk_below(root, path, flags)
+
+
+def open_below(root: int, path: str, flags: int, resolve: int) -> int:
+    """openat2(), which refuses magic links. Raises OSError: also NOT_IN_MEMORY."""
     import ctypes
 
     name = os.fsencode(path)
     if b"\0" in name:
         raise ValueError("a null byte in a path")
-    how = HOW.pack(flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
+    how = HOW.pack(flags, 0, resolve | RESOLVE_NO_MAGICLINKS)
     call = ctypes.CDLL(None, use_errno=True).syscall
-    for _ in range(8):  # EAGAIN: something was renamed or mounted meanwhile
+    for _ in range(4):  # EAGAIN: perhaps something was renamed or mounted meanwhile
         fd: int = call(
             ctypes.c_long(OPENAT2), root, ctypes.c_char_p(name), how, ctypes.c_size_t(HOW.size)
         )
         if fd >= 0:
             return fd
         number = ctypes.get_errno()
-        if number in (errno.ENOSYS, errno.EPERM):  # EPERM: a seccomp filter that is older
-            return walk_below(root, path, flags)
         if number != errno.EAGAIN:
             break
     raise OSError(number, os.strerror(number), path)
 
 
 def walk_below(root: int, path: str, flags: int) -> int:
-    """The same, one folder after the other, without any link."""
-    *folders, name = [part for part in path.split("/") if part not in ("", ".")] or ["."]
-    if ".." in (*folders, name):
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-    at = os.dup(root)
+    """The same as `hold_below`, one name after the other. It never asks the kernel for "..", which
+    would lead out of a folder that was moved meanwhile."""
+    parts = [*reversed(path.split("/"))]
+    held = [os.dup(root)]
+    links = 0
     try:
-        for folder in folders:
-            below = os.open(
-                folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at
-            )
-            os.close(at)
-            at = below
-        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+        while parts:
+            name = parts.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if len(held) > 1:
+                    os.close(held.pop())
+                continue
+            held.append(step(held[-1], name))
+            is_final = bool(flags & os.O_NOFOLLOW) and not any(parts)
+            link = None if is_final else link_at(held[-1])
+            if link is None:
+                continue
+            links += 1
+            if links > MAX_LINKS or file_system(held[-1]) == PROC_MAGIC:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            os.close(held.pop())
+            if link.startswith("/"):
+                while len(held) > 1:
+                    os.close(held.pop())
+            parts += reversed(link.split("/"))
+        return held.pop()
     finally:
-        os.close(at)
+        for fd in held:
+            os.close(fd)
+
+
+def step(folder: int, name: str) -> int:
+    """An O_PATH descriptor of what a folder has by a name, without a mount for it: as the last name
+    of a path it is not mounted by the kernel, unless it is one that autofs makes for the lookup.
+    So there only what is in memory counts, as mounts are."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return open_below(folder, name, flags, RESOLVE_CACHED)
+    except OSError as error:
+        if error.errno not in NOT_IN_MEMORY:
+            raise
+    if file_system(folder) == AUTOFS_MAGIC:
+        raise OSError(errno.ENOENT, "not mounted", name)
+    return os.open(name, flags, dir_fd=folder)
+
+
+def link_at(handle: int) -> str | None:
+    """Where an O_PATH descriptor of a symbolic link leads to; None of anything else."""
+    try:
+        return os.readlink("", dir_fd=handle)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.EINVAL, errno.ENOTDIR):
+            return None
+        raise
 
 
 def open_file(
@@ -286,7 +374,7 @@ def open_file(
         pid = int(found_pid)
     if sure and not path.startswith(f"/proc/{pid}/map_files/"):
         raise OSError(errno.ETIMEDOUT, "looking it up may wait")
-    handle = hold(path, flags)
+    handle = hold(path, flags, pid)
     try:
         if sure and not is_surely_sound(mounts, handle, pid):
             raise OSError(errno.ETIMEDOUT, "it may wait")

@@ -4,6 +4,15 @@
 The time that all processes of one party (parties.py) make readers wait is bounded, and so is the
 number of children that were killed over them and cannot die. A process or file that did not answer
 is left alone for a while.
+
+Children that cannot die are 32 in all, of which each keeps some 5 MB. A party that has lost one
+lately may lose a second only while there are fewer than 8. What it has lost costs the others
+nothing: whose processes or files have answered since the first was lost are read as before, until
+there are 32. The same holds of parties that have not answered yet, until they have lost 8 more, and
+then for one loss a minute. Who has many parties (containers, or subordinate ids that /etc/subuid
+does not name; the 65,536 that it does name are their user's) thus needs 12 of them for a minute in
+which parties that come up are not read, and 28, all of which have answered or in a quarter of an
+hour, until nothing is read any more that could cost another child.
 """
 
 from __future__ import annotations
@@ -12,7 +21,7 @@ import errno
 import subprocess
 import time
 from collections import Counter
-from typing import Final
+from typing import Final, TypeVar
 
 from sonde.procfs.parties import NOBODY, party_of
 
@@ -35,10 +44,19 @@ MAX_HUNG: Final = 4096
 MAX_PARTIES: Final = 1024
 """Parties whose patience is kept; where all have used up some of it, further ones share one."""
 MAX_ABANDONED: Final = 8
-"""Children that did not die yet, in all."""
+"""Children that did not die yet, from which on a party that has lost one may cost no other."""
 MAX_ABANDONED_OF_PARTY: Final = 2
 """The same over processes of one party. Beyond either number, nothing is done that may cost another
-child; files that nobody can make wait are still opened."""
+child over it; files that nobody can make wait are still opened."""
+MOST_ABANDONED: Final = 32
+"""In all: beyond it no party may cost another."""
+FIRST_LOSSES: Final = 8
+"""Beyond MAX_ABANDONED: children at once that parties may cost which have not answered yet."""
+FIRST_LOSS_S: Final = 60.0
+"""In this time they may cost one more."""
+BLAMED_S: Final = 600.0
+"""A party has lost a child for so long, also where that has died."""
+_T = TypeVar("_T")
 
 
 class Hung(OSError):  # noqa: N818 (a word of the package's Terms)
@@ -182,38 +200,71 @@ class Abandoned:
 
     def __init__(self) -> None:
         self._children: list[tuple[subprocess.Popen[bytes], int]] = []
+        self._blamed: dict[int, float] = {}
+        """Until when a party counts as one that has lost a child (time.monotonic)."""
+        self._answered: dict[int, None] = {}
+        """Parties that have answered while there were such children, and have lost none since."""
+        self._first_losses = float(FIRST_LOSSES)
+        self._first_losses_at_s = 0.0
 
     def __len__(self) -> int:
         return len(self._children)
 
     def add(self, child: subprocess.Popen[bytes], party: int) -> None:
         """One more; those that have died are forgotten."""
+        self._reap()
+        if party != NOBODY:
+            now_s = time.monotonic()
+            if len(self._children) >= MAX_ABANDONED:
+                self._first_losses = max(0.0, self._first_losses_left(now_s) - 1)
+            self._answered.pop(party, None)
+            _put_last(self._blamed, party, now_s + BLAMED_S)
         self._children.append((child, party))
         self._reap()
 
+    def note_answer(self, party: int) -> None:
+        """A process of this party, or a file of it, has answered."""
+        if self._children and party != NOBODY and not self._is_blamed(party):
+            _put_last(self._answered, party, None)
+
     def is_crowded(self, who: int | None) -> bool:
         """Whether there are too many, in all or of this process's party: then none may be added."""
+        return self.may_refuse() and self.refuses(payer_of(who))
+
+    def may_refuse(self) -> bool:
+        """Whether there are enough that some party may cost no other. Forgets those that died."""
         if not self._children:
             return False
         self._reap()
-        if len(self._children) < min(MAX_ABANDONED, MAX_ABANDONED_OF_PARTY):
-            return False
-        party = payer_of(who)
+        return len(self._children) >= min(MAX_ABANDONED, MAX_ABANDONED_OF_PARTY)
+
+    def refuses(self, party: int) -> bool:
+        """Whether this party may cost none now, as of the last look at who died."""
+        count = len(self._children)
         of_party = sum(of == party for _, of in self._children)
-        return len(self._children) >= MAX_ABANDONED or of_party >= MAX_ABANDONED_OF_PARTY
+        if of_party >= MAX_ABANDONED_OF_PARTY or count < MAX_ABANDONED:
+            return of_party >= MAX_ABANDONED_OF_PARTY
+        if count >= MOST_ABANDONED or of_party or self._is_blamed(party):
+            return True
+        return party not in self._answered and self._first_losses_left(time.monotonic()) < 1
 
-    @property
-    def is_full(self) -> bool:
-        """Whether there are too many in all, as of the last look."""
-        return len(self._children) >= MAX_ABANDONED
+    def _is_blamed(self, party: int) -> bool:
+        return time.monotonic() < self._blamed.get(party, 0.0)
 
-    def crowded(self) -> set[int]:
-        """The parties over whose processes too many were lost."""
-        if not self._children:
-            return set()
-        self._reap()
-        of_parties = Counter(of for _, of in self._children)
-        return {party for party, count in of_parties.items() if count >= MAX_ABANDONED_OF_PARTY}
+    def _first_losses_left(self, now_s: float) -> float:
+        """Children that parties which have not answered may cost now."""
+        more = (now_s - self._first_losses_at_s) / FIRST_LOSS_S
+        self._first_losses = min(FIRST_LOSSES, self._first_losses + more)
+        self._first_losses_at_s = now_s
+        return self._first_losses
 
     def _reap(self) -> None:
         self._children = [lost for lost in self._children if lost[0].poll() is None]
+
+
+def _put_last(parties: dict[int, _T], party: int, value: _T) -> None:
+    """Of more than MAX_PARTIES the one that was put first is forgotten."""
+    parties.pop(party, None)
+    parties[party] = value
+    while len(parties) > MAX_PARTIES:
+        del parties[next(iter(parties))]

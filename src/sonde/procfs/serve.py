@@ -31,7 +31,7 @@ if __name__ == "__main__" and not TYPE_CHECKING:
     sys.path.append(os.path.dirname(__file__))  # noqa: PTH120
     from map_costs import cost_of, take_map_lock, tasks_of, times_mapped, wait_until_removable
     from memory_tasks import elsewhere, memory_task
-    from opening import Mounts, open_file, open_memory
+    from opening import Mounts, open_file, open_memory, status_of
 else:
     from sonde.procfs.map_costs import (
         cost_of,
@@ -41,7 +41,7 @@ else:
         wait_until_removable,
     )
     from sonde.procfs.memory_tasks import elsewhere, memory_task
-    from sonde.procfs.opening import Mounts, open_file, open_memory
+    from sonde.procfs.opening import Mounts, open_file, open_memory, status_of
 
 CONTROL = 0
 """Descriptor of the socket."""
@@ -215,6 +215,17 @@ class Server:
             for fd in fds:
                 os.close(fd)
 
+    def answer_group(self, folder: str, *how: Any) -> None:
+        """An answer, and one more with a descriptor for each file that was opened."""
+        if __name__ == "__main__" and not TYPE_CHECKING:
+            from group_answers import read_group
+        else:
+            from sonde.procfs.group_answers import read_group
+        content, opened = read_group(folder, *how)
+        self.answer(0, content)
+        while opened:
+            self.answer(0, None, opened.pop(0))
+
     def serve(self, request: tuple[Any, ...]) -> None:
         kind, *rest = request
         if kind == "read":
@@ -229,6 +240,13 @@ class Server:
                     continue
                 try:
                     self.answer(0, read_file(path, limit))
+                except OSError as error:
+                    self.answer(error.errno or errno.EIO, None)
+        elif kind == "groups":  # the same, of folders of control groups
+            asked, *how = rest
+            for folder, names in asked:
+                try:
+                    self.answer_group(folder, names, *how)
                 except OSError as error:
                     self.answer(error.errno or errno.EIO, None)
         elif kind == "locks":  # the same
@@ -262,7 +280,8 @@ class Server:
         elif kind == "inode":
             self.answer(0, of_process(rest[0], os.stat).st_ino)
         elif kind == "which":
-            found = of_process(rest[0], os.stat)
+            path, *who = rest
+            found = of_process(path, lambda it: status_of(it, *who))
             self.answer(0, (found.st_dev, found.st_ino, found.st_uid))
         elif kind == "device":
             found = of_process(rest[0], os.stat)

@@ -268,7 +268,8 @@ class Binaries:
         While the process lives, /proc/PID/map_files leads to it even if the path does not. After
         that, the path is tried in the root directory of the process, of its parent, and here.
         The path may lead to another file by then, and another user may have put it there, so
-        the result counts only where it is the same file.
+        the result counts only where it is the same file. For a process that may have meant another
+        file by it, nothing is looked up here that is not in memory (procfs/opening.py).
         """
         pid, path, inode = process.pid, mapping.path, mapping.file[2]
         room = self._copies.room_for(process.party)

@@ -272,9 +272,12 @@ def _owner_of(device: int, uid: int) -> int:
 
 
 def _leads_to(path: str, opened: os.stat_result, pid: int | None) -> bool:
-    """Whether a path that another user may control leads to the opened file here."""
+    """Whether a path that another user may control leads to the opened file here. Of a process that
+    may see other files by its paths, what the kernel has in memory is looked at, which has a file
+    that runs: no disk or server is asked, nor an automounter (procfs/opening.py)."""
     try:
-        return procfs.identity_of(path, pid)[:2] == (opened.st_dev, opened.st_ino)
+        found = procfs.BROKER.ask_of_file(pid, ("which", path, pid or 0))
+        return bool(found[:2] == (opened.st_dev, opened.st_ino))
     except (OSError, ValueError):
         return False
 

@@ -10,10 +10,12 @@ is parsed.
 from __future__ import annotations
 
 import json
+import re
 import ssl
 import threading
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
@@ -40,7 +42,17 @@ TIMEOUT_S: Final = 5.0
 """Of one request."""
 STATUSES: Final = ("initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses")
 CONFIG_HASH: Final = "kubernetes.io/config.hash"
-"""Annotation of static pods: the id in their control groups' names, in place of the uid."""
+"""Annotation of static pods: the id in their control groups' names, in place of the uid that their
+mirrors have. Anybody may give it to a pod …"""
+CONFIG_SOURCE: Final = "kubernetes.io/config.source"
+"""… but this one the kubelet overwrites in every pod that it takes from anywhere: "api", or …"""
+STATIC_SOURCES: Final = frozenset({"file", "http"})
+"""… of pods that the machine's root set up."""
+CONFIG_MIRROR: Final = "kubernetes.io/config.mirror"
+"""Annotation of a mirror: again the hash. It is no proof, as the API server takes it from anybody
+who may create pods; nodes alone may create no other pods."""
+_HASH: Final = re.compile(r"[0-9a-f]{32}")
+"""As the kubelet makes them: no uid of the API server's looks like it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +66,12 @@ class Pod:
     """A JSON object; '' where it is too long."""
     containers: Mapping[str, str] = field(default_factory=dict)
     """Container id to the container's name in the pod."""
+    config_hash: str = ""
+    """Another id of a static pod; '' of other pods."""
 
 
 def parse(response: bytes) -> dict[str, Pod]:
-    """The pods of a v1 PodList by uid, static ones also by their config hash.
+    """The pods of a v1 PodList by uid, static ones also by their config hash (`by_id`).
 
     Raises ValueError for another document, or one with too many values.
     """
@@ -70,7 +84,7 @@ def parse(response: bytes) -> dict[str, Pod]:
     items = document.get("items") if isinstance(document, dict) else None
     if not isinstance(items, list):
         raise ValueError("no list of pods")
-    pods: dict[str, Pod] = {}
+    pods: list[Pod] = []
     for item in items[:MAX_PODS]:
         meta = item.get("metadata") or {} if isinstance(item, dict) else {}
         uid = meta.get("uid")
@@ -89,12 +103,37 @@ def parse(response: bytes) -> dict[str, Pod]:
                 for container in status.get(kind) or ()
                 if container.get("containerID") and container.get("name")
             },
+            config_hash=_config_hash(meta.get("annotations") or {}),
         )
-        pods[uid] = pod
-        config_hash = (meta.get("annotations") or {}).get(CONFIG_HASH)
-        if isinstance(config_hash, str) and len(config_hash) <= MAX_NAME:
-            pods[config_hash] = pod
-    return pods
+        pods.append(pod)
+    return by_id(pods)
+
+
+def by_id(pods: Iterable[Pod], gone: Iterable[Pod] = ()) -> dict[str, Pod]:
+    """Pods by uid and by config hash. A hash counts for nobody where it is another pod's uid, or
+    where two pods have it; of pods that are `gone`, where a later one has it."""
+    now, before = ({pod.uid: pod for pod in them} for them in (pods, gone))
+    before = {uid: pod for uid, pod in before.items() if uid not in now}
+    found: dict[str, Pod] = {}
+    for them in (before, now):
+        counts = Counter(pod.config_hash for pod in them.values())
+        for pod in them.values():
+            if counts[pod.config_hash] == 1:
+                found[pod.config_hash] = pod
+            else:
+                found.pop(pod.config_hash, None)
+    found.pop("", None)
+    return {**found, **before, **now}
+
+
+def _config_hash(annotations: Mapping[str, Any]) -> str:
+    """That of a static pod or its mirror; '' of others."""
+    found = annotations.get(CONFIG_HASH)
+    is_static = annotations.get(CONFIG_SOURCE) in STATIC_SOURCES
+    is_kubelets = isinstance(found, str) and _HASH.fullmatch(found) is not None
+    if not (is_static and is_kubelets and annotations.get(CONFIG_MIRROR, found) == found):
+        return ""
+    return str(found)
 
 
 def _name(value: Any) -> str:
@@ -187,7 +226,7 @@ class Pods:
                 if found:
                     # Pods that the kubelet has dropped are kept while there is room: their last
                     # processes may still be resolved.
-                    merged = {**self._pods, **found}
+                    merged = by_id(found.values(), self._pods.values())
                     self._pods = found if len(merged) > 2 * MAX_PODS else merged
                 now = time.monotonic()
                 self._requested = {

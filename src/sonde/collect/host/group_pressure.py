@@ -9,14 +9,13 @@ machine's, which `pressure` reads.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from sonde import procfs
-from sonde.collect.host.files import Counters, KernelFile, labels
-from sonde.collect.host.groups import GroupTree, limited_files
+from sonde.collect.host.files import Counters, labels
+from sonde.collect.host.group_files import GroupFiles, WantedGroup
+from sonde.collect.host.groups import FoundGroup, GroupTree, limited_files, limiting_files
 from sonde.collect.host.pressure import waiting_times
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
@@ -26,16 +25,9 @@ MAX_GROUPS = 256
 MAX_KEPT_OF_PARTY = 16
 """Groups of one party whose files stay open, three each; others are opened each time."""
 RESOURCES = ("cpu", "memory", "io")
-EVENTS_BYTES = 256
-"""Read of cgroup.events, which is shorter."""
-
-
-class _Found(NamedTuple):
-    """A group that could be read; `path` is printable, `folder` as the kernel has it."""
-
-    folder: str
-    path: str
-    party: str
+VERSION_2 = frozenset({"v2"})
+LOOKED_AT = (*limiting_files(VERSION_2), "cgroup.events", "cpu.pressure")
+"""Files of a group that show what is to be read of it."""
 
 
 class GroupPressure:
@@ -59,7 +51,7 @@ class GroupPressure:
         self._processes = processes
         self._parties = procfs.GroupParties(mountinfo)
         self._mount = ""
-        self._groups: dict[str, dict[str, KernelFile]] = {}
+        self._files = GroupFiles(MAX_KEPT_OF_PARTY)
         self._counters = Counters()
 
     def open(self) -> None:
@@ -76,46 +68,41 @@ class GroupPressure:
 
     def close(self) -> None:
         """Close every file."""
-        for files in self._groups.values():
-            for file in files.values():
-                file.close()
-        self._groups = {}
+        self._files.close()
 
     def _look(self, points: Points) -> None:
-        tree = GroupTree(self._mount)
-        there = list(self._of_node(tree) if self._pids is None else self._of_processes(self._pids))
-        readable = [one for one in there if os.path.exists(f"{one.folder}/cpu.pressure")]  # noqa: PTH110
+        tree = GroupTree(self._mount, LOOKED_AT)
+        there = list(
+            self._of_node(tree) if self._pids is None else self._of_processes(self._pids, tree)
+        )
+        readable = [one for one in there if "cpu.pressure" in one.contents]
         if there and not readable:
             reason = "control groups have no PSI (CONFIG_PSI; where it is off: boot with psi=1)"
             raise SourceUnavailable(reason, whole=True)
-        chosen = share_out(
-            ((one.party, one) for one in readable),
-            MAX_GROUPS,
-            lambda one: one.path in self._groups,
-        )
-        held: Counter[str] = Counter()
-        found = {}
-        for one in chosen:
-            held[one.party] += 1
-            found[one.path] = self._files(one, held[one.party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # groups that are not read any more: `_files` has taken out the others
-        self._groups = found
-        left_out = len(readable) - len(found) + tree.unvisited
+        by_path = {one.path: one for one in readable}
+        parties = ((one.party, one.path) for one in readable)
+        chosen = share_out(parties, MAX_GROUPS, self._files.__contains__)
+        self._files.put(self._wanted(by_path[path]) for path in chosen)
+        left_out = len(readable) - len(chosen) + tree.unvisited
         points.add("sonde.cgroup.pressure_left_out", left_out)
 
-    def _of_node(self, tree: GroupTree) -> Iterator[_Found]:
-        for folder, path, party in tree.groups():
-            if path and _is_populated(folder):
-                yield _Found(folder, path, party)
+    def _of_node(self, tree: GroupTree) -> Iterator[FoundGroup]:
+        for one in tree.groups():
+            if one.path and b"populated 1" in one.contents.get("cgroup.events", b""):
+                yield one
 
-    def _of_processes(self, pids: frozenset[int]) -> Iterator[_Found]:
+    def _of_processes(self, pids: frozenset[int], tree: GroupTree) -> Iterator[FoundGroup]:
         raws = {self._raw_path(pid) for pid in procfs.family(pids)}
-        for raw in sorted(raws):
-            folder = self._mount + os.fsdecode(raw)
-            is_outside = raw.startswith(b"/..")  # of the part of the hierarchy that is mounted here
-            if raw.strip(b"/") and not is_outside and os.path.isdir(folder):  # noqa: PTH112
-                path = procfs.text(raw)
-                yield _Found(folder, path, self._parties.of(path))
+        # Without those outside of the part of the hierarchy that is mounted here.
+        inside = sorted(it for it in raws if it.strip(b"/") and not it.startswith(b"/.."))
+        paths = {self._mount + os.fsdecode(raw): procfs.text(raw) for raw in inside}
+        parties = {folder: self._parties.of(path) for folder, path in paths.items()}
+        read, tree.unvisited = procfs.GROUPS.look(
+            [*paths], parties.__getitem__, [LOOKED_AT] * len(paths)
+        )
+        for (folder, path), found in zip(paths.items(), read, strict=True):
+            if found is not None:
+                yield FoundGroup(folder, path, parties[folder], found.contents)
 
     def _raw_path(self, pid: int) -> bytes:
         """The group of a process; b'' where that is not known."""
@@ -124,46 +111,17 @@ class GroupPressure:
                 return line[3:]
         return b""
 
-    def _files(self, one: _Found, is_kept: bool) -> dict[str, KernelFile]:
-        """The files of a group by resource; those that are open already are taken out of
-        `self._groups`."""
-        before = self._groups.pop(one.path, {})
-        limited = limited_files(one.folder, frozenset({"v2"})) if self._are_limited_read else {}
-        files = {}
-        for resource in RESOURCES:
-            if f"pressure_{resource}" not in limited:
-                known = before.pop(resource, None)
-                files[resource] = known or KernelFile(f"{one.folder}/{resource}.pressure")
-                files[resource].is_kept = is_kept
-        for gone in before.values():
-            gone.close()
-        return files
+    def _wanted(self, one: FoundGroup) -> WantedGroup:
+        limited = limited_files(one.contents, VERSION_2) if self._are_limited_read else {}
+        names = {it: f"{it}.pressure" for it in RESOURCES if f"pressure_{it}" not in limited}
+        return WantedGroup(one.path, one.folder, one.party, names)
 
     def _read(self, points: Points) -> None:
-        for path, files in self._groups.items():
-            for resource, file in files.items():
-                try:
-                    raw = file.read()
-                except SourceUnavailable:
-                    continue  # removed; the next look sees it
-                for kind, seconds in waiting_times(raw):
-                    label = labels(
-                        sonde__cgroup=path,
-                        sonde__resource=resource,
-                        sonde__pressure=kind.decode("ascii", "replace"),
-                    )
-                    self._counters.report(points, "sonde.cgroup.pressure", seconds, label)
-
-
-def _is_populated(folder: str) -> bool:
-    """Whether a process is in the group or below it."""
-    try:
-        fd = os.open(f"{folder}/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return b"populated 1" in os.read(fd, EVENTS_BYTES)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
+        for group, resource, raw in self._files.read():
+            for kind, seconds in waiting_times(raw):
+                label = labels(
+                    sonde__cgroup=group.path,
+                    sonde__resource=resource,
+                    sonde__pressure=kind.decode("ascii", "replace"),
+                )
+                self._counters.report(points, "sonde.cgroup.pressure", seconds, label)

@@ -4,21 +4,25 @@
 Groups without a quota or a limit are not read: there may be thousands. Any user may make groups by
 the thousand, too: what is looked at, what is read, and what is kept open is shared between parties
 (`procfs.party_of_group`).
+
+Who can list a group's folder can lock it, so a child looks at folders, and opens their files
+(`procfs.GROUPS`). A folder that does not answer counts as one that was not looked at.
 """
 
 from __future__ import annotations
 
-import os
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from sonde import procfs
-from sonde.collect.host.files import Counters, KernelFile, labels, table
+from sonde.collect.host.files import Counters, labels, table
+from sonde.collect.host.group_files import GroupFiles, WantedGroup
 from sonde.collect.host.pressure import waiting_times
 from sonde.collect.host.shares import share_out
 from sonde.collect.polling import NORMAL_S, SLOW_S, Points, Poll, SourceUnavailable
+from sonde.procfs.group_folders import MAX_ASKED, MAX_BELOW
 
 MAX_GROUPS = 256
 """Limited groups that are read; how many more there are is reported."""
@@ -26,21 +30,10 @@ MAX_KEPT_OF_PARTY = 16
 """Groups of one party whose files stay open, one to seven each; others are opened each time."""
 MAX_VISITED = 8_192
 """Groups of a hierarchy that are looked at; how many more are known is reported."""
-LINE_BYTES = 256
-"""Read of a file whose first word is wanted."""
-LINKS_OF_EMPTY = 2
-"""st_nlink of a folder without folders in it: kernfs, the file system of control groups, adds one
-for each."""
+SHARE_OF_TURN = 16
+"""A party has this part at most, of what is left of MAX_VISITED for each, looked at in one turn."""
 NO_LIMIT_BYTES = 1 << 60
 """Version 1 writes a number near 2^63 where there is no limit."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """A limited group and its files, by what they hold."""
-
-    label: str
-    files: dict[str, KernelFile] = field(default_factory=dict)
 
 
 class Groups:
@@ -50,7 +43,7 @@ class Groups:
 
     def __init__(self, mountinfo: Path = Path("/proc/self/mountinfo")) -> None:
         self._mountinfo = mountinfo
-        self._groups: dict[str, _Group] = {}
+        self._files = GroupFiles(MAX_KEPT_OF_PARTY)
         self._counters = Counters()
 
     def open(self) -> None:
@@ -65,55 +58,28 @@ class Groups:
 
     def close(self) -> None:
         """Close every file."""
-        for group in self._groups.values():
-            for file in group.files.values():
-                file.close()
-        self._groups = {}
+        self._files.close()
 
     def _look(self, points: Points) -> None:
-        limited: dict[str, tuple[str, dict[str, str]]] = {}
+        limited: dict[str, list[WantedGroup]] = {}
         unvisited = 0
         for mount, controllers in _mounts(self._mountinfo):
-            tree = GroupTree(mount)
-            for folder, path, party in tree.groups():
-                if files := limited_files(folder, controllers):
-                    limited.setdefault(path, (party, {}))[1].update(files)
+            tree = GroupTree(mount, limiting_files(controllers))
+            for it in tree.groups():
+                if files := limited_files(it.contents, controllers):
+                    wanted = WantedGroup(it.path, it.folder, it.party, files)
+                    limited.setdefault(it.path, []).append(wanted)
             unvisited += tree.unvisited
-        there = [(party, path) for path, (party, _) in limited.items()]
-        chosen = share_out(there, MAX_GROUPS, self._groups.__contains__)
-        held: Counter[str] = Counter()
-        found = {}
-        for path in chosen:
-            party, files = limited[path]
-            held[party] += 1
-            found[path] = self._group(path, files, held[party] <= MAX_KEPT_OF_PARTY)
-        self.close()  # groups that are not read any more: `_group` has taken out the others
-        self._groups = found
-        points.add("sonde.cgroup.left_out", len(limited) - len(found))
+        there = [(of_path[0].party, path) for path, of_path in limited.items()]
+        chosen = share_out(there, MAX_GROUPS, self._files.__contains__)
+        self._files.put(it for path in chosen for it in limited[path])
+        points.add("sonde.cgroup.left_out", len(limited) - len(chosen))
         points.add("sonde.cgroup.unvisited", unvisited)
 
-    def _group(self, path: str, files: dict[str, str], is_kept: bool) -> _Group:
-        """A group, with the files that are open already; it is taken out of `self._groups`."""
-        known = self._groups.get(path)
-        group = known or _Group(labels(sonde__cgroup=path))
-        before, group.files = group.files, {}
-        for name, file in files.items():
-            group.files[name] = before.pop(name) if name in before else KernelFile(file)
-            group.files[name].is_kept = is_kept
-        for gone in before.values():
-            gone.close()
-        self._groups.pop(path, None)
-        return group
-
     def _read(self, points: Points) -> None:
-        for group in self._groups.values():
-            for what, file in group.files.items():
-                try:
-                    raw = file.read()
-                except SourceUnavailable:
-                    continue  # removed; the next look sees it
-                # `what` is a key of `limited_files`: cpu, memory_events, …
-                getattr(self, f"_report_{what}")(points, group.label, raw)
+        for group, what, raw in self._files.read():
+            # `what` is a key of `limited_files`: cpu, memory_events, …
+            getattr(self, f"_report_{what}")(points, labels(sonde__cgroup=group.path), raw)
 
     def _report_cpu(self, points: Points, label: str, raw: bytes) -> None:
         """cpu.stat: version 1 has ns, version 2 µs."""
@@ -174,51 +140,82 @@ def _mounts(mountinfo: Path) -> list[procfs.GroupMount]:
     return [procfs.GroupMount(point, controllers) for controllers, point in found.items()]
 
 
+class FoundGroup(NamedTuple):
+    """A group that was looked at."""
+
+    folder: str
+    """As the kernel has it."""
+    path: str
+    """Printable."""
+    party: str
+    contents: Mapping[str, bytes]
+    """Of the files that were asked for, by name."""
+
+
 class GroupTree:
-    """The groups of one hierarchy below its root: one of each party in turn, parents before
+    """The groups of one hierarchy below its root: of each party in turn, parents before
     children."""
 
-    def __init__(self, mount: str) -> None:
+    def __init__(
+        self, mount: str, names: Sequence[str] = (), folders: procfs.GroupFolders = procfs.GROUPS
+    ) -> None:
+        """`names`: of the files that are read of each group."""
         self._mount = mount
+        self._names = names
+        self._folders = folders
         self._waiting: dict[str, deque[tuple[str, str, bool]]] = {}
         """Groups to be looked at, by party: folder, path, whether all below is of the same
         party."""
         self._uids: dict[str, int] = {}
         """Owners of folders, by path."""
         self.unvisited = 0
-        """Groups that are known and were not looked at."""
+        """Groups that are known and were not looked at, or did not answer."""
 
-    def groups(self) -> Iterator[tuple[str, str, str]]:
-        """(folder, path, party) of each group, at most MAX_VISITED."""
+    def groups(self) -> Iterator[FoundGroup]:
+        """Each group, the root among them, at most MAX_VISITED."""
         visited = 0
-        self._add_below(self._mount, "", procfs.MACHINE, False)
+        self._put(self._mount, "", procfs.GroupParty(procfs.MACHINE, False))
         while self._waiting:
-            for party, waiting in list(self._waiting.items()):
-                if visited >= MAX_VISITED:
-                    self.unvisited += sum(map(len, self._waiting.values()))
-                    return
-                visited += 1
-                folder, path, has_all_below = waiting.popleft()
-                if not waiting:
-                    del self._waiting[party]
-                yield folder, path, party
-                self._add_below(folder, path, party, has_all_below)
+            turn = self._turn(MAX_VISITED - visited)
+            if not turn:
+                self.unvisited += sum(map(len, self._waiting.values()))
+                return
+            visited += len(turn)
+            parties = {folder: party for party, (folder, _, _) in turn}
+            read, unread = self._folders.look(
+                [*parties],
+                parties.__getitem__,
+                [self._names] * len(turn),
+                most_below=MAX_BELOW,
+            )
+            self.unvisited += unread
+            for (party, (folder, path, has_all_below)), there in zip(turn, read, strict=True):
+                if there is not None:
+                    yield FoundGroup(folder, path, party, there.contents)
+                    self._add_below(folder, path, procfs.GroupParty(party, has_all_below), there)
 
-    def _add_below(self, folder: str, path: str, party: str, has_all_below: bool) -> None:
-        try:
-            if os.stat(folder).st_nlink == LINKS_OF_EMPTY:  # noqa: PTH116
-                return  # it has only files, some fifty
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        below = f"{path}/{procfs.printable(entry.name)}"
-                        owner = procfs.GroupParty(party, True)
-                        if not has_all_below:
-                            self._uids[below] = entry.stat(follow_symlinks=False).st_uid
-                            owner = procfs.party_of_group(below, self._uids.__getitem__)
-                        self._put(entry.path, below, owner)
-        except OSError:
-            return
+    def _turn(self, left: int) -> list[tuple[str, tuple[str, str, bool]]]:
+        """(party, group) of those that are looked at next."""
+        turn: list[tuple[str, tuple[str, str, bool]]] = []
+        each = max(1, left // (SHARE_OF_TURN * len(self._waiting)))
+        for party, waiting in list(self._waiting.items()):
+            for _ in range(min(each, len(waiting), left - len(turn), MAX_ASKED - len(turn))):
+                turn.append((party, waiting.popleft()))
+            if not waiting:
+                del self._waiting[party]
+        return turn
+
+    def _add_below(
+        self, folder: str, path: str, owner: procfs.GroupParty, there: procfs.GroupFolder
+    ) -> None:
+        self.unvisited += there.more
+        for it in there.below:
+            below = f"{path}/{procfs.printable(it.name)}"
+            of_below = procfs.GroupParty(owner.name, True)
+            if not owner.has_all_below:
+                self._uids[below] = it.uid
+                of_below = procfs.party_of_group(below, self._uids.__getitem__)
+            self._put(f"{folder}/{it.name}", below, of_below)
 
     def _put(self, folder: str, path: str, party: procfs.GroupParty) -> None:
         waiting = self._waiting.setdefault(party.name, deque())
@@ -228,55 +225,59 @@ class GroupTree:
             self.unvisited += 1
 
 
-def limited_files(folder: str, controllers: frozenset[str]) -> dict[str, str]:
-    """The files to read of a group that has a limit, by what they hold; {} for one without a limit.
+def limiting_files(controllers: frozenset[str]) -> list[str]:
+    """The files that hold a group's limits. `controllers`: those of its hierarchy, as in
+    `procfs.GroupMount` ("v2": all of version 2)."""
+    return [
+        name
+        for controller, names in (
+            ("v2", ("cpu.max", "memory.max", "io.max")),
+            ("cpu", ("cpu.cfs_quota_us",)),
+            ("memory", ("memory.limit_in_bytes",)),
+        )
+        if controller in controllers
+        for name in names
+    ]
 
-    `controllers`: those of its hierarchy, as in `procfs.GroupMount` ("v2": all of version 2).
-    """
+
+def limited_files(contents: Mapping[str, bytes], controllers: frozenset[str]) -> dict[str, str]:
+    """The names of the files to read of a group that has a limit, by what they hold; {} for one
+    without a limit. `contents`: of `limiting_files`."""
     files: dict[str, str] = {}
     if "v2" in controllers:
-        if _word(f"{folder}/cpu.max") not in ("", "max"):
+        if _word(contents, "cpu.max") not in ("", "max"):
             files |= {"cpu": "cpu.stat", "pressure_cpu": "cpu.pressure"}
-        if _word(f"{folder}/memory.max") not in ("", "max"):
+        if _word(contents, "memory.max") not in ("", "max"):
             files |= {
                 "memory_events": "memory.events",
                 "memory_usage": "memory.current",
                 "memory_stat": "memory.stat",
                 "pressure_memory": "memory.pressure",
             }
-        if _word(f"{folder}/io.max"):
+        if _word(contents, "io.max"):
             files["pressure_io"] = "io.pressure"
-    if "cpu" in controllers and _number(f"{folder}/cpu.cfs_quota_us") > 0:
+    if "cpu" in controllers and _number(contents, "cpu.cfs_quota_us") > 0:
         files["cpu"] = "cpu.stat"
-    if "memory" in controllers and 0 <= _number(f"{folder}/memory.limit_in_bytes") < NO_LIMIT_BYTES:
+    limit = _number(contents, "memory.limit_in_bytes")
+    if "memory" in controllers and 0 <= limit < NO_LIMIT_BYTES:
         files |= {
             "memory_failcnt": "memory.failcnt",
             "memory_usage": "memory.usage_in_bytes",
             "memory_oom_control": "memory.oom_control",
             "memory_stat": "memory.stat",
         }
-    return {what: f"{folder}/{name}" for what, name in files.items()}
+    return files
 
 
-def _word(path: str) -> str:
-    """The first word of a file, '' without one, by plain system calls: there are thousands of
-    files.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(fd, LINE_BYTES).partition(b"\n")[0].partition(b" ")[0].decode().strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(fd)
+def _word(contents: Mapping[str, bytes], name: str) -> str:
+    """The first word of a file, '' without one."""
+    raw = contents.get(name, b"")
+    return raw.partition(b"\n")[0].partition(b" ")[0].decode().strip()
 
 
-def _number(path: str) -> int:
+def _number(contents: Mapping[str, bytes], name: str) -> int:
     """The number in a file; -1 without one."""
     try:
-        return int(_word(path))
+        return int(_word(contents, name))
     except ValueError:
         return -1
