@@ -29,6 +29,9 @@
 #define TCP_LAST_ACK 9
 #define TCP_LISTEN 10
 
+#define FILES_A_READ 8192 /* passed in one read; some 0.3 ms */
+#define READ_ENDS_BY 64	  /* bytes: PASSED in native/src/bpf.rs */
+
 SWAPPED_ROWS(flows, struct flow_key, struct flow_value, 4096)
 SPARE_ROWS(flows, struct flow_key, struct flow_value, 2048)
 
@@ -72,6 +75,12 @@ static __always_inline bool some_left_out(void)
 
 	return some && *some;
 }
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+struct task_struct___files {
+	void *files;
+};
+#pragma clang attribute pop
 
 /* For kernels that refuse `on_recount`: scans count the storages, too. They do not see those of sockets that
  * no process has open: connections that end after their process did, descriptors on their way to another
@@ -214,7 +223,18 @@ static __always_inline void count_again(struct counted *c)
 	count_storage_by(t, c->party, t->running);
 }
 
-static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
+/* Lets the read end in which user space passes files, so that it looks at the time (`walk` in native/src/bpf.rs).
+ * Without output it would last for a million. */
+static __always_inline void end_read(struct bpf_iter__task_file *ctx)
+{
+	const char passed[READ_ENDS_BY] = {};
+
+	if (ctx->meta->seq_num % FILES_A_READ == FILES_A_READ - 1)
+		bpf_seq_write(ctx->meta->seq, passed, sizeof(passed));
+}
+
+/* A file of a process. Of connections that are, or are not, known already what they did is counted, or only noted. */
+static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count_known, bool count_new)
 {
 	struct task_struct *task = ctx->task;
 	struct file *file = ctx->file;
@@ -223,10 +243,10 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	struct sock *sk;
 	const u32 first = 0;
 	u64 *some = bpf_map_lookup_elem(&first_scan_left_out, &first);
+	bool count = count_known;
 	u8 state;
 
-	if (scans_recount)
-		RECOUNT(ctx, (struct counted *)NULL, !task);
+	end_read(ctx);
 	/* Threads share their files: those of the first one are enough. */
 	if (!task || !file || task->tgid != task->pid)
 		return 0;
@@ -241,6 +261,7 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 		return 0;
 	c = bpf_sk_storage_get(&sockets, sk, 0, 0);
 	if (!c) {
+		count = count_new;
 		c = new_counted(sk, task);
 		if (!c && !count && some)
 			*some = 1;
@@ -258,16 +279,55 @@ static __always_inline int scan(struct bpf_iter__task_file *ctx, bool count)
 	return 0;
 }
 
+/* How a scan counts: set before each by user space. Where a scan of all files takes too long it is one of the files
+ * of one process at a time, which recounts no storages. */
+#define COUNTS_KNOWN 1
+#define COUNTS_NEW 2
+#define RECOUNTS 4
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, u64);
+} scan_counts SEC(".maps");
+
 SEC("iter/task_file")
 int on_scan(struct bpf_iter__task_file *ctx)
 {
-	return scan(ctx, true);
+	const u32 first = 0;
+	u64 *how = bpf_map_lookup_elem(&scan_counts, &first);
+
+	if (!how)
+		return 0;
+	if (scans_recount && *how & RECOUNTS)
+		RECOUNT(ctx, (struct counted *)NULL, !ctx->task);
+	return scan(ctx, *how & COUNTS_KNOWN, *how & COUNTS_NEW);
 }
 
-SEC("iter/task_file")
-int on_first_scan(struct bpf_iter__task_file *ctx)
+/* A table of open files; processes may share one. */
+struct file_table {
+	u64 files; /* its address, which stands for it */
+	u64 party;
+	u64 tgid;
+};
+
+/* Writes down the tables of all processes. */
+SEC("iter/task")
+int on_tables(struct bpf_iter__task *ctx)
 {
-	return scan(ctx, false);
+	struct task_struct *task = ctx->task;
+	struct file_table table;
+
+	if (!task || task->tgid != task->pid || task->flags & PF_KTHREAD || !watched(task->tgid))
+		return 0;
+	table.files = (u64)BPF_CORE_READ((struct task_struct___files *)task, files);
+	if (!table.files)
+		return 0;
+	table.party = party_of(task);
+	table.tgid = task->tgid;
+	bpf_seq_write(ctx->meta->seq, &table, sizeof(table));
+	return 0;
 }
 
 /* Run by user space over all storages of sockets. */

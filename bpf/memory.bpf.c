@@ -177,7 +177,7 @@ static __always_inline void flush(struct task_struct *task, struct touching *t)
 	u64 bytes = __sync_lock_test_and_set(&t->bytes, 0);
 
 	if (faults || bytes)
-		add(&key, faults, bytes, 0, 0);
+		add(&key, t->party, faults, bytes, 0, 0);
 }
 
 static __always_inline int fault(void *ctx, u64 address, u64 error)
@@ -216,7 +216,7 @@ static __always_inline int fault(void *ctx, u64 address, u64 error)
 	}
 	key = key_of(task, t, kind);
 	key.stack_id = t->last_stack = user_stack(ctx, task, seed_of(task, key.start_ns));
-	add(&key, 1, PAGE_BYTES, weight, weight * PAGE_BYTES);
+	add(&key, t->party, 1, PAGE_BYTES, weight, weight * PAGE_BYTES);
 	return 0;
 }
 
@@ -262,7 +262,7 @@ int BPF_PROG(on_pages, struct page *page, unsigned int order, unsigned int gfp)
 	}
 	key = key_of(task, t, t->last_kind);
 	key.stack_id = t->last_stack;
-	add(&key, 0, more, 0, more * t->last_weight);
+	add(&key, t->party, 0, more, 0, more * t->last_weight);
 	return 0;
 }
 
@@ -294,7 +294,7 @@ static __noinline void count_mapping(struct task_struct *task, struct touching *
 	};
 
 	key.stack_id = m.stack_id;
-	add(&key, 1, m.bytes, m.weight, m.bytes * m.weight);
+	add(&key, t->party, 1, m.bytes, m.weight, m.bytes * m.weight);
 	if (m.stack_id)
 		follow(key.tgid, new->from, &m);
 }
@@ -386,7 +386,7 @@ static __noinline void count_unmapped(struct task_struct *task, struct touching 
 {
 	struct memory_key key = key_of(task, t, MEMORY_UNMAPPED);
 
-	add(&key, 1, bytes, 0, 0);
+	add(&key, t->party, 1, bytes, 0, 0);
 }
 
 static __always_inline void unmapped(struct task_struct *task, struct touching *t, u64 at,

@@ -6,6 +6,8 @@
 #ifndef SONDE_MEMORY_MAPPINGS_H
 #define SONDE_MEMORY_MAPPINGS_H
 
+#include "row_share.h"
+
 #define PIECES 16 /* followed mappings looked at in one unmapped range; others stay followed */
 #define MOST_MAPPINGS 16384
 #define MAPPINGS_OF_ONE_PARTY                                                                      \
@@ -45,20 +47,36 @@ struct {
 	__type(value, u64);
 } mapping_parties SEC(".maps");
 
-/* Adds to the row of `key`, else to a coarser one; where there is neither, that is a loss. */
-static __always_inline void add(const struct memory_key *key, u64 count, u64 bytes, u64 weight,
-				u64 weight_bytes)
+/* The row of `key`, made where `party` may have one; NULL where it may not. Not inlined, as what follows: a program
+ * adds in several places. */
+static __noinline struct memory_value *row_for(const struct memory_key *key, u64 party)
 {
 	const struct memory_value zero = {};
-	struct memory_value *row = find_row(&memory, key, &zero);
+
+	return fair_row(&memory, key, &zero, party, key->start_ns);
+}
+
+static __noinline struct memory_value *coarser_row(const struct memory_key *key, u64 party)
+{
+	/* A new row and the key of the rest in one: there is no room for both on the stack. */
+	const u64 zero[sizeof(struct memory_key) / sizeof(u64)] = {};
+	struct memory_key coarser = *key;
+
+	_Static_assert(sizeof(zero) >= sizeof(struct memory_value), "a new row is as long");
+	coarser.tid = 0;
+	coarser.stack_id = 0;
+	return fair_spare_row(&memory_spare, &coarser, zero, zero, party, key->start_ns);
+}
+
+/* Adds to the row of `key`, of a process of `party`, else to a coarser one; where there is neither, that is a
+ * loss. */
+static __always_inline void add(const struct memory_key *key, u64 party, u64 count, u64 bytes,
+				u64 weight, u64 weight_bytes)
+{
+	struct memory_value *row = row_for(key, party);
 
 	if (!row) {
-		const struct memory_key rest = {};
-		struct memory_key coarser = *key;
-
-		coarser.tid = 0;
-		coarser.stack_id = 0;
-		row = spare_row_of(&memory_spare, &coarser, &zero, &rest);
+		row = coarser_row(key, party);
 		if (!row)
 			return;
 		ADD_TO(row->count, count);
@@ -159,7 +177,7 @@ static __always_inline void given_back(u32 tgid, const struct memory_mapping *m,
 	};
 	u32 whole = bytes == m->bytes && !m->is_part;
 
-	add(&key, whole, bytes, whole * m->weight, bytes * m->weight);
+	add(&key, m->party, whole, bytes, whole * m->weight, bytes * m->weight);
 }
 
 /* A range that is unmapped: what of it is still to be looked at. */

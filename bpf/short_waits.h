@@ -25,7 +25,8 @@
 #define FEWER_SHIFT 1 /* at each level half as many of a thread's waits are counted */
 #define WAIT_STACKS_SHIFT                                                                          \
 	5 /* log2 of how many stacks of many waits a CPU takes in a window before they are thinned */
-#define STACKS_SHIFT 11 /* the same of all stacks of waits, of threads with few waits too: 2048 */
+#define STACKS_SHIFT 11	 /* the same of all stacks of waits, of threads with few waits too: 2048 */
+#define WALK_NS_SHIFT 13 /* a walk counts as one of these more for each 8 us that it took */
 #define MAX_DRAW_SHIFT 10
 
 const volatile u64 long_wait_ns = 1000000;
@@ -63,7 +64,7 @@ struct wait_pressure {
 	u32 window;
 	u32 counted;	 /* waits, one by one, in this window */
 	u32 stacks;	 /* of threads with many waits, taken in this window */
-	u32 every_stack; /* of any thread, taken in this window */
+	u32 every_stack; /* of any thread, taken in this window, and what long walks count for */
 };
 
 struct {
@@ -202,6 +203,20 @@ __weak __noinline u32 weight_of_stack(u32 weight, u32 times, u64 now)
 	if (times > 1)
 		pressure->stacks++;
 	return weight * times << shift;
+}
+
+/*
+ * A walk took so long. A program decides how far apart its frames lie, and the walk delays what runs next and is
+ * charged to nobody's quota: so on each CPU time is bounded, not the number of stacks. Global, so that what it
+ * needs of the stack is not its callers'.
+ */
+__weak __noinline int charge_walk(u64 walk_ns, u64 now)
+{
+	struct wait_pressure *pressure = pressure_now(now);
+
+	if (pressure)
+		pressure->every_stack += walk_ns >> WALK_NS_SHIFT;
+	return 0;
 }
 
 /* Whether a thread is known to be watched, without a look at `targets`: its waits were drawn in this window. */

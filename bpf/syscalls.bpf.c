@@ -13,8 +13,11 @@
 #include "task.h"
 #include "host_types.h"
 #include "storage_share.h"
+#include "row_share.h"
 
 #define MAX_ERRNO 4095
+/* Numbers from here on are of no call that the kernel has, or of x32's; all count as this one. */
+#define CALL_NUMBERS 1024
 
 SWAPPED_ROWS(syscalls, struct syscall_key, struct syscall_value, 16384)
 SPARE_ROWS(syscalls, struct syscall_key, struct syscall_value, 2048)
@@ -48,7 +51,7 @@ int BPF_PROG(on_enter, struct pt_regs *regs, long nr)
 	}
 	if (!c->start_ns)
 		c->start_ns = start_of(task);
-	c->nr = nr;
+	c->nr = (u64)nr < CALL_NUMBERS ? nr : CALL_NUMBERS;
 	c->since_ns = bpf_ktime_get_ns();
 	return 0;
 }
@@ -71,10 +74,10 @@ int BPF_PROG(on_exit, struct pt_regs *regs, long result)
 	key.tgid = task->tgid;
 	key.nr = c->nr;
 	key.start_ns = c->start_ns;
-	v = find_row(&syscalls, &key, &zero);
+	v = fair_row(&syscalls, &key, &zero, c->party, key.start_ns);
 	if (!v) {
 		key.nr = SYSCALLS_ALL; /* not 0, which is read() */
-		v = spare_row_of(&syscalls_spare, &key, &zero, &rest);
+		v = fair_spare_row(&syscalls_spare, &key, &zero, &rest, c->party, key.start_ns);
 	}
 	if (!v)
 		return 0;

@@ -76,7 +76,12 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } step_notes SEC(".maps");
 
-enum shared_notes { PROCESS_NOTES, CGROUP_NOTES, STEP_NOTES }; /* `what` of within_share */
+enum shared { PROCESS_NOTES, CGROUP_NOTES, STEP_NOTES, ROWS }; /* `what` of within_share */
+#define EVERYBODY (~0ULL) /* stands for all parties; no party has this number */
+
+/* New rows of `usage` in a window: of all, and beyond these of one party. */
+const volatile u64 free_rows = 12288;
+const volatile u64 most_rows_of_one_party = 1024;
 
 /* Notes of one party in a window (share.h); more only while the ring is less than half full (but for
  * step_notes, which have no more). */
@@ -89,13 +94,22 @@ const struct step_note *step_note_layout __attribute__((unused));
 const struct process_note *process_note_layout __attribute__((unused));
 const struct cgroup_note *cgroup_note_layout __attribute__((unused));
 
+/* Whether there is room for a new row of a process of `party`. Global, so that the verifier follows it once. */
+__weak __noinline int may_begin_row(u64 party, u64 start_ns)
+{
+	if (!may_have_row(party, start_ns))
+		return 0;
+	return filter_targets || within_share(EVERYBODY, ROWS, free_rows) ||
+	       within_share(party, ROWS, most_rows_of_one_party);
+}
+
 static __always_inline struct usage_value *usage_of(struct task_struct *task, u64 party)
 {
 	const struct usage_value zero = {};
 	const struct usage_key key = {.tgid = task->tgid, .start_ns = start_of(task)}, rest = {};
 	struct usage_value *v = known_row(&usage, &key);
 
-	if (!v && may_have_row(party, key.start_ns))
+	if (!v && may_begin_row(party, key.start_ns))
 		v = find_row(&usage, &key, &zero);
 	return v ?: rest_row_of(&usage_spare, &rest);
 }

@@ -169,6 +169,7 @@ static __always_inline void begin_wait(void *ctx, struct task_struct *prev, u32 
 		w->stack_id =
 			stack_take(ctx, walk, seed_of(prev, w->start_ns), has_user_frames(prev), 0);
 		w->walk_ns = bpf_ktime_get_ns() - now;
+		charge_walk(w->walk_ns, now);
 	}
 	w->began_ns = now;
 	__sync_lock_test_and_set(&w->counted_ns, now);

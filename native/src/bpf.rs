@@ -4,25 +4,25 @@
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{ErrorKind, Read};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libbpf_rs::btf::Btf;
 use libbpf_rs::{MapCore, Object, ProgramMut};
 use pyo3::exceptions::{PyKeyError, PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyTuple};
 
 use crate::columns::Columns;
 use crate::layout::{self, Layout};
 use crate::walks::RawStack;
 use crate::{maps, perf};
+use iterators::Most;
 use links::Links;
 use load::{shared_maps, LoadAhead, Loaded, Wanted};
 
+mod iterators;
 mod links;
 mod load;
 mod refusals;
@@ -47,10 +47,6 @@ struct Swapped {
     active: usize,
 }
 
-/// An iterator that has not come to its end by then is given up: anybody can make objects, such as open
-/// files, faster than it passes them.
-const MAX_WALK: Duration = Duration::from_secs(1);
-
 /// What the name of a pair of maps with coarser rows ends with (bpf/task.h, SPARE_ROWS).
 const SPARE: &str = "_spare";
 
@@ -60,6 +56,12 @@ impl MapInfo {
         maps::update(self.fd, &vec![0; self.key_size], &vec![0; self.value_size])
     }
 }
+
+/// Bytes that an iterator program writes for no other reason than that a read ends (bpf/flows.bpf.c).
+const PASSED: usize = 64;
+
+/// Bytes that are read at a time of what a program writes: as many as the kernel keeps.
+const WRITTEN: usize = 32 * 1024;
 
 /// Counters at the beginning of an array that are read in one call at most.
 const MANY: usize = 4096;
@@ -107,6 +109,15 @@ fn root_errno(error: &(dyn std::error::Error + 'static)) -> Option<i32> {
         cause = current.source();
     }
     None
+}
+
+fn cannot_walk(error: std::io::Error) -> PyErr {
+    PyOSError::new_err((error.raw_os_error(), format!("cannot walk: {error}")))
+}
+
+/// That much CPU time for a run of an iterator.
+fn cpu_time(seconds: f64) -> Most {
+    Most::Cpu(Duration::try_from_secs_f64(seconds).unwrap_or_default())
 }
 
 /// The number in "... (os error 24)".
@@ -286,35 +297,36 @@ impl Bpf {
         self.links.descriptors(link)
     }
 
-    /// Run an iterator program to its end.
-    fn walk(&self, py: Python<'_>, link: u64) -> PyResult<()> {
-        let failed = |error: std::io::Error| {
-            PyOSError::new_err((error.raw_os_error(), format!("cannot walk: {error}")))
-        };
-        let link = self.links.first(link)?.as_fd().as_raw_fd();
-        // Not by libbpf-rs's Iter, whose error does not have the kernel's number.
-        // SAFETY: the link is open.
-        let fd = unsafe { libbpf_sys::bpf_iter_create(link) };
-        if fd < 0 {
-            return Err(failed(std::io::Error::last_os_error()));
-        }
-        // SAFETY: it is new, and nobody else's.
-        let mut iter = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    /// Run an iterator program to its end. EAGAIN: it did not come to it in a second, or in `most_s` of this
+    /// thread's CPU time.
+    #[pyo3(signature = (link, most_s = None))]
+    fn walk(&self, py: Python<'_>, link: u64, most_s: Option<f64>) -> PyResult<()> {
+        let most = most_s.map_or(Most::Walk, cpu_time);
+        let link = self.links.first(link)?.as_fd();
+        py.detach(|| iterators::run(link, &most, &mut [0; PASSED], |_| {})).map_err(cannot_walk)
+    }
+
+    /// The same over what one thread has alone (Linux 6.1).
+    fn walk_thread(&self, py: Python<'_>, program: &str, tid: u32, most_s: f64) -> PyResult<()> {
+        let program = self.program(program)?;
+        let (program, most) = (program.as_fd(), cpu_time(most_s));
         py.detach(|| {
-            let mut sink = [0u8; 64];
-            let began = Instant::now();
-            loop {
-                match iter.read(&mut sink) {
-                    Ok(0) => return Ok(()),
-                    Ok(_) => {}
-                    // The kernel has passed a million objects without output, and goes on from there.
-                    Err(error)
-                        if error.kind() == ErrorKind::WouldBlock && began.elapsed() < MAX_WALK => {}
-                    Err(error) => return Err(error),
-                }
-            }
+            let link = iterators::link_of_thread(program, tid)?;
+            iterators::run(link.as_fd(), &most, &mut [0; PASSED], |_| {})
         })
-        .map_err(failed)
+        .map_err(cannot_walk)
+    }
+
+    /// What an iterator program writes until its end.
+    fn walk_written<'py>(&self, py: Python<'py>, link: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let link = self.links.first(link)?.as_fd();
+        let written = py.detach(|| {
+            let mut all = Vec::new();
+            let mut buffer = vec![0; WRITTEN];
+            iterators::run(link, &Most::Walk, &mut buffer, |some| all.extend_from_slice(some))?;
+            Ok(all)
+        });
+        Ok(PyBytes::new(py, &written.map_err(cannot_walk)?))
     }
 
     /// Names of the fields of a drained row: key first, then value.

@@ -94,8 +94,16 @@ class Bpf:
         """Descriptors of what was attached together, open until it is detached; a copy of one keeps
         what is attached for longer."""
 
-    def walk(self, link: int) -> None:
-        """Run an iterator program to its end: a scan, by the glossary; no stack is walked here."""
+    def walk(self, link: int, most_s: float | None = None) -> None:
+        """Run an iterator program to its end: a scan, by the glossary; no stack is walked here.
+        OSError with EAGAIN: it did not come to it in a second, or in `most_s` of this thread's CPU
+        time."""
+
+    def walk_thread(self, program: str, tid: int, most_s: float) -> None:
+        """The same, over what one thread has alone. Before Linux 6.1 it passes all threads."""
+
+    def walk_written(self, link: int) -> bytes:
+        """Run an iterator program to its end: what it writes."""
 
     def fields(self, rows: str) -> list[str]:
         """Names of a drained row's fields, key first."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whoever is in a control group keeps its folder locked (group_locks.py): all others are read."""
+"""A member of a control group keeps its folder locked (group_locks.py): all others are read."""
 
 from __future__ import annotations
 

@@ -18,6 +18,16 @@ ALL_CALLS: Final = 0xFFFF_FFFF
 row by number."""
 
 
+NO_CALL: Final = 1024
+"""CALL_NUMBERS of bpf/syscalls.bpf.c: numbers of no call, all of them together."""
+ROW_SHARES: Final = {
+    "free_rows": 8192,
+    "most_rows_of_one_party": 1024,
+    "young_rows_of_one": 1024,
+}
+"""Rows that are made in a second (bpf/row_share.h): a process has one for each call."""
+
+
 class SyscallCollector(Attached):
     """Rows of `activity`, kind syscall, named after the call; failed ones have status 1."""
 
@@ -26,7 +36,7 @@ class SyscallCollector(Attached):
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
-        return BpfObject("syscalls", takes_stacks=False)
+        return BpfObject("syscalls", ROW_SHARES, takes_stacks=False)
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel.load(self.bpf_object()))
@@ -53,7 +63,7 @@ class SyscallCollector(Attached):
             thread = (pid, start_ns, pid)  # calls of all its threads count as its first one's
             batch.threads.add(thread)
             is_unnamed = nr == ALL_CALLS or not pid  # pid 0: what had no row in the map (`rest`)
-            name = "other" if is_unnamed else reason_of(nr)[1] or f"call {nr}"
+            name = "other" if is_unnamed else _name(nr)
             # `activity`: start, kind, name, api, op, direction, status, thread, count, ns, bytes,
             # max_ns, waker.
             if count > errors:
@@ -66,3 +76,7 @@ class SyscallCollector(Attached):
                 batch.add("activity", (since_ns, "syscall", name, "", "", "", 1, *thread, *totals))
             batch.seen += count
         return batch
+
+
+def _name(nr: int) -> str:
+    return "unknown" if nr == NO_CALL else reason_of(nr)[1] or f"call {nr}"

@@ -39,6 +39,10 @@ RECLAIM = ("on_reclaim", "on_reclaimed", "on_group_reclaim", "on_group_reclaimed
 LEAST_ROWS: Final = 4_096
 MAX_ROWS: Final = 16_384
 """Bounds of `_room`; on a machine with more than a few CPUs the lower one is twice as high."""
+FREE_SHARE: Final = 0.75
+PARTY_DIVISOR: Final = 16
+"""Each second anybody may begin new rows up to this share of the room, and besides each user or
+container up to a sixteenth of it (bpf/share.h)."""
 
 
 def _room() -> int:
@@ -55,7 +59,12 @@ class TaskCollector(Scanning):
     @staticmethod
     def bpf_object() -> BpfObject:
         """What is loaded into the kernel for it."""
-        return BpfObject("tasks", max_entries={"usage": _room()}, takes_stacks=False)
+        room = _room()
+        shares = {
+            "free_rows": int(room * FREE_SHARE),
+            "most_rows_of_one_party": room // PARTY_DIVISOR,
+        }
+        return BpfObject("tasks", shares, max_entries={"usage": room}, takes_stacks=False)
 
     def __init__(self, kernel: Kernel, *, least_ns: int = 0) -> None:
         """`least_ns`: time on a CPU or ready that a row has at least; what a process used is added

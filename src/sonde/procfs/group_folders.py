@@ -2,7 +2,7 @@
 """Reads folders and files of control groups: in a child, with a deadline.
 
 Who can list the folder of a control group can lock it: getdents64() holds its lock while it copies
-to a page, of a FUSE file say, that never arrives, and a mkdir() that is refused anyway queues for
+to a page, as of a FUSE file, that never arrives, and a mkdir() that is refused anyway queues for
 the lock and has everybody else's listing of that folder, and lookup in it, wait. A container can
 do so with its group even where that is mounted read-only, and not even SIGKILL ends a lookup's
 wait. So no thread that we need looks anything up below the root of a hierarchy: it asks a child
