@@ -133,7 +133,7 @@ LOSS_TEXT = {
     " did not end in time (it holds its memory map locked, or its disk does not answer) or too many"
     " of its user had not; its rows are kept, but names of its code may be missing",
     "files_unread": "times that the open files of a process were not, or not all, looked at for TCP"
-    " connections, because those of its user or container are very many; the next looks go on there",
+    " connections, because those of its user or container are very many; the next look goes on",
     "folders_hung": "times that the folder of a control group was left alone for a while, because"
     " it did not answer in time (somebody keeps it locked) or too many of its user or container had"
     " not; groups below it have no names, and no metrics",
