@@ -461,7 +461,8 @@ def test_who_takes_no_answer_holds_few_pages_and_no_scrape():
 @pytest.mark.parametrize(
     ("sent", "status"),
     [
-        (b"GET /metrics?x=1 HTTP/1.1\r\nHost: x\r\n\r\n", 200),
+        (b"GET /metrics?x=1 HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        (b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 421),
         (b"GET /metrics HTTP/1.0\n\n", 200),
         (b"GET /../etc/passwd HTTP/1.1\r\n\r\n", 404),
         (b"POST /metrics HTTP/1.1\r\n\r\n", 405),

@@ -96,7 +96,7 @@ def test_limited_groups_of_one_user_hide_nobody_elses() -> None:
             watched._read(points)
             looks.append({series: value for _, series, _, value in points.metrics})
         taken = len(os.listdir("/proc/self/fd")) - before  # noqa: PTH208
-        shown = set(watched._groups)
+        shown = set(watched._files._paths)
     assert f"/{victims}" in shown
     assert len(shown) <= MAX_GROUPS
     assert all(look["sonde.cgroup.left_out"] >= 45 for look in looks)
