@@ -29,6 +29,7 @@ mod elf;
 mod held_frames;
 mod layout;
 mod lines;
+mod lookups;
 mod maps;
 mod memory;
 mod packing;
@@ -57,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     chunk::register(module)?;
     columns::register(module)?;
     lines::register(module)?;
+    lookups::register(module)?;
     elf::register(module)?;
     held_frames::register(module)?;
     memory::register(module)?;

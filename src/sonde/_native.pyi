@@ -517,6 +517,11 @@ def executable_segments(fd: int) -> list[ExecutableSegment]:
 def exported_addresses(fd: int, names: Sequence[str]) -> dict[str, int]:
     """Addresses (as linked) of what an open ELF file exports under `names`. Raises OSError."""
 
+def open_known(path: str, flags: int) -> int:
+    """A descriptor of a file, where the kernel has every name of its path in memory (openat2(2)
+    with RESOLVE_CACHED): nobody can make that wait. Else an error's number, negated: EAGAIN where a
+    name is not in memory; EINVAL, ENOSYS or EPERM where this kernel does not know it."""
+
 def build_id(path: str) -> str:
     """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
 

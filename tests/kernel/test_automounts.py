@@ -156,7 +156,7 @@ def test_who_may_see_other_files_has_no_disk_asked_here(
     """But what it runs is found, as of a service with a private /tmp: it is in memory."""
     for who in (stranger, os.getpid()):
         assert procfs.identity_of("/bin/sleep", who)[1] == Path("/bin/sleep").stat().st_ino
-        assert opening.status_of("/bin/sleep", who).st_ino == Path("/bin/sleep").stat().st_ino
+        assert opening.status_of("/bin/sleep", who)[0].st_ino == Path("/bin/sleep").stat().st_ino
     open_below = opening.open_below
 
     def nothing_in_memory(root: int, path: str, flags: int, resolve: int) -> int:
@@ -168,7 +168,7 @@ def test_who_may_see_other_files_has_no_disk_asked_here(
     neighbour = subprocess.Popen(["sleep", "60"])
     jail = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: os.chroot("/usr"))
     try:
-        assert opening.status_of("/bin/sleep", neighbour.pid).st_ino
+        assert opening.status_of("/bin/sleep", neighbour.pid)[0].st_ino
         for who in (stranger, jail.pid, 500_000_001):
             with pytest.raises(BlockingIOError):
                 opening.status_of("/bin/sleep", who)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of a control group keeps its folder locked (group_locks.py): all others are read."""
+"""A member of a control group keeps its folder locked (folder_locks.py): all others are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from group_locks import group_mount, groups, locked
+from folder_locks import group_mount, groups, locked
 
 from sonde.resolve.cgroup_index import CgroupIndex
 

@@ -48,6 +48,12 @@ def record(links, path):
     links.record(BUILD_ID, str(path), path.stat())
 
 
+def made(links):
+    """Names of links and marks."""
+    folders = (links._folder / name for name in ("private", "public"))
+    return [it.name for folder in folders for it in folder.iterdir()]
+
+
 def test_a_users_file_does_not_take_the_place_of_roots(links, file_of):
     honest, hostile = file_of(0, "honest"), file_of(65534, "hostile")
     for path in (honest, hostile):
@@ -162,7 +168,7 @@ def test_a_dispute_ends_when_one_of_the_files_is_gone(links, file_of, gone):
     [left] = paths.values()
     record(links, left)
     assert links.find(BUILD_ID) == left
-    assert len(list(links._folder.iterdir())) == 1
+    assert made(links) == [BUILD_ID]
 
 
 def _record_many(links, tmp_path, owner, count):
@@ -178,7 +184,7 @@ def test_links_of_one_user_put_out_nobody_elses(links, tmp_path, monkeypatch):
     monkeypatch.setattr(build_id_links, "SHRINK_EVERY", 5)
     _record_many(links, tmp_path, 65533, 8)
     _record_many(links, tmp_path, 65534, 100)
-    left = [it.name for it in links._folder.iterdir()]
+    left = made(links)
     assert len(left) < 20 + 5
     assert sum(name.startswith(f"{65533:08x}") for name in left) == 8
 
@@ -190,7 +196,7 @@ def test_new_links_of_one_user_are_bounded_in_time(tmp_path, monkeypatch):
     _record_many(links, tmp_path, 65534, 30)
     _record_many(links, tmp_path, 65533, 5)
     _record_many(links, tmp_path, 0, 20)
-    assert len(list(links._folder.iterdir())) == 10 + 5 + 20
+    assert len(made(links)) == 10 + 5 + 20
     assert links.left_out == 20
 
 
@@ -199,6 +205,9 @@ def test_nobody_else_can_list_whose_program_lies_where(links, file_of, tmp_path)
     folder.mkdir(mode=0o755)  # as an earlier version made it
     record(links, file_of(65534, "program"))
     assert folder.stat().st_mode & 0o777 == 0o711
+    folder.chmod(0o700)  # as root may, who wants nobody to
+    record(BuildIdLinks(folder), file_of(65534, "program"))
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_file_is_linked_once_for_its_content_and_never_by_a_copy():

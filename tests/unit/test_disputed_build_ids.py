@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,18 @@ BUILD_ID = "ab" * 20
 HONEST, HOSTILE, THIRD = 61_001, 61_002, 61_003
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make others' files")
 Made = Callable[..., Path]
+
+
+@pytest.fixture(params=["private", "public"])
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """With files of root's and their owners alone, or that everybody can reach."""
+    if request.param == "private":
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="sonde-disputed-", dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +66,14 @@ def record(links: BuildIdLinks, path: Path, at: Path | str | None = None) -> Non
     links.record(BUILD_ID, str(at or path), path.stat())
 
 
+def made_in(links: BuildIdLinks) -> list[Path]:
+    """Links and marks."""
+    folders = (links._folder / name for name in ("private", "public"))
+    return [it for folder in folders for it in folder.iterdir()]
+
+
 def names(links: BuildIdLinks) -> set[str]:
-    return {it.name.removeprefix(BUILD_ID) for it in links._folder.iterdir()}
+    return {it.name.removeprefix(BUILD_ID) for it in made_in(links)}
 
 
 @pytest.mark.parametrize("length", [900, 1_100, 4_040, 4_080])
@@ -153,7 +172,7 @@ def test_a_dispute_outlives_the_links_that_it_is_about(
     for user in (first, HONEST + HOSTILE - first):
         record(links, of[user])
     _push_out(links, tmp_path, whose)
-    left = {it.lstat().st_uid for it in links._folder.iterdir() if it.name.startswith(BUILD_ID)}
+    left = {it.lstat().st_uid for it in made_in(links) if it.name.startswith(BUILD_ID)}
     assert left == {0, HONEST + HOSTILE - whose}
     assert links.find(BUILD_ID) is None
     record(links, of[HOSTILE])

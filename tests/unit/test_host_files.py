@@ -226,7 +226,7 @@ def test_old_processes_are_seldom_asked_for_their_namespace(passes, monkeypatch)
         asked.append(pid)
         return there[pid]
 
-    monkeypatch.setattr(network.os, "listdir", lambda _: [*others, "cpuinfo"])
+    monkeypatch.setattr(network.procfs, "pids", lambda: [*map(int, others)])
     monkeypatch.setattr(network.procfs, "read_inode", read_inode)
     lives = _ProcessNamespaces()
     for expected in (4, 8, 8):

@@ -51,6 +51,7 @@ READS_OUR_OWN = {
     "ignore_mappings": "the same",
     "attach_uprobes": "the kernel reads it; places and files of a party are bounded (PlaceShares)",
     "wait": "a timer of ours",
+    "open_known": "nothing is read, and only names in memory are looked up",
 }
 
 CHARGED = {

@@ -238,7 +238,7 @@ def test_in_a_container_the_machines_own_list_of_subordinate_ids_counts(
     assert [holders.of(uid) for uid in (700_005, 800_999, 900_001, 5)] == [1234, 4711, 900_001, 5]
     (tmp_path / "1/ns/mnt").unlink()
     (tmp_path / "1/ns/mnt").symlink_to(Path("/proc/self/ns/mnt").readlink())
-    assert parties._Holders()._root is None
+    assert parties._Holders()._root() is None
 
 
 @pytest.mark.parametrize("how", ["0x10000000", "0x30000000"], ids=["a user's", "with pids"])

@@ -91,7 +91,8 @@ def test_a_path_that_leads_elsewhere_is_not_noted(tmp_path):
     links.record(build_id, str(program), Path(other).stat())
     links.record("../../etc", str(program), program.stat())
     assert links.find(build_id) is None
-    assert [it.name for it in (tmp_path / "seen").iterdir()] == [f"{build_id}.disputed"]
+    made = [it.name for it in (tmp_path / "seen" / "private").iterdir()]
+    assert made == [f"{build_id}.disputed"]
 
 
 def test_lines_are_read_of_the_file_that_was_compared(tmp_path, monkeypatch):

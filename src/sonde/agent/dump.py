@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from sonde import procfs
 from sonde.agent.stacks import StackReader, is_whole
 from sonde.agent.thread_names import ThreadNames
 from sonde.agent.unwinding import Unwinding
@@ -65,7 +65,7 @@ class Dumper:
             taker = self._takers[pid] = ThreadDump(self._kernel, pid, self._sampler)
         resolver = self._resolver
         threads = taker.take()
-        if not threads and Path(f"/proc/{pid}/stat").exists():
+        if not threads and procfs.is_there(f"/proc/{pid}/stat"):
             raise HostError(
                 f"the kernel shows no threads of process {pid}",
                 "Run sonde where processes have the numbers that the kernel knows them by: on the "

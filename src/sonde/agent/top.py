@@ -7,7 +7,6 @@ the device runs that were timed since the last look, each counted by its weight.
 
 from __future__ import annotations
 
-import os
 import pwd
 import time
 from collections.abc import Collection, Mapping
@@ -157,7 +156,7 @@ def _processes(pids: Collection[int] | None) -> dict[int, _Seen]:
 
 def _process(pid: int, stat: procfs.Stat | None) -> _Seen | None:
     try:
-        user = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116 (a Path for each doubles the time)
+        user = procfs.owner_of(pid)
     except OSError:
         return None
     return None if stat is None else _Seen(stat, _user(user))

@@ -20,7 +20,6 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from sonde import procfs
 from sonde.cli import abort_signals, pause_signals
@@ -194,13 +193,9 @@ def environment_before_sudo(
     environment is used, with the user's home and name.
     """
     for parent in procfs.parents(pid or os.getpid()):
-        ancestor = Path(f"/proc/{parent}")
-        try:
-            if (ancestor / "comm").read_text().strip() != "sudo":
-                continue
-        except OSError:
+        if (procfs.read_file(f"/proc/{parent}/comm") or b"").strip() != b"sudo":
             continue
-        raw = procfs.read_file(f"{ancestor}/environ", 1 << 22)
+        raw = procfs.read_file(f"/proc/{parent}/environ", 1 << 22)
         if raw is None:
             continue
         pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from typing import Final
 
+from sonde import procfs
 from sonde.cli.named_processes import pids_of, process_name
 from sonde.errors import AttachFailed, PermissionDenied, UsageError
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+    return procfs.pids()
 
 
 def _detach(pid: int, *, for_good: bool, must_have_it: bool) -> str:
@@ -79,7 +79,7 @@ def _detach(pid: int, *, for_good: bool, must_have_it: bool) -> str:
     from sonde.collect import inject_abi as abi
     from sonde.collect.inject_memory import InjectMemory
 
-    if must_have_it and not os.path.isdir(f"/proc/{pid}"):  # noqa: PTH112
+    if must_have_it and not procfs.is_there(f"/proc/{pid}"):
         raise UsageError(f"there is no process {pid}", "Look the pid up with: ps -e -o pid,args")
     try:
         memory = InjectMemory.find(pid)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 from sonde import procfs
@@ -30,23 +29,22 @@ def _holds(pid: int) -> bool | None:
     """Whether a descriptor is LEAST_FD or above; None where there is none at all. Raises
     OSError."""
     found = None
-    with os.scandir(f"/proc/{pid}/fd") as entries:  # ascending: many are not read to the end
-        for it in entries:
-            if len(it.name) >= 3 and int(it.name) >= LEAST_FD:
-                return True
-            found = False
+    # Ascending: of many the first ones decide.
+    for name in procfs.names_in(f"/proc/{pid}/fd", LEAST_FD + 1):
+        if int(name) >= LEAST_FD:
+            return True
+        found = False
     return found
 
 
 def _most_files(pid: int) -> int | None:
     """Its soft limit of descriptors; None where it has none or that is unknown."""
     try:
-        with open(f"/proc/{pid}/limits", "rb") as file:  # noqa: PTH123
-            for line in file.read(8192).split(b"\n"):
-                if line.startswith(b"Max open files"):
-                    soft = line.split()[3]
-                    return None if soft == b"unlimited" else int(soft)
-    except (OSError, IndexError, ValueError):
+        for line in (procfs.read_file(f"/proc/{pid}/limits", 8192) or b"").split(b"\n"):
+            if line.startswith(b"Max open files"):
+                soft = line.split()[3]
+                return None if soft == b"unlimited" else int(soft)
+    except (IndexError, ValueError):
         return None
     return None
 

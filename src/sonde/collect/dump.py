@@ -147,10 +147,7 @@ class ThreadDump:
 
 def tids_of(pid: int) -> set[int]:
     """The threads of a process; empty where it is gone."""
-    try:
-        return set(map(int, os.listdir(f"/proc/{pid}/task")))  # noqa: PTH208
-    except OSError:
-        return set()
+    return procfs.tids(pid)
 
 
 def room_for(threads: int) -> int:

@@ -8,7 +8,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from sonde import procfs
@@ -97,7 +96,7 @@ class PutOffFiles:
         return [
             (key, waiting.where)
             for key, waiting in self._files.items()
-            if now_s >= waiting.due_s or not Path(f"/proc/{waiting.holder_pid}").exists()
+            if now_s >= waiting.due_s or not procfs.is_there(f"/proc/{waiting.holder_pid}")
         ]
 
     @contextmanager

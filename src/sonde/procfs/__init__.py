@@ -68,6 +68,7 @@ from sonde.procfs.group_parties import (
 )
 from sonde.procfs.held import HeldFile
 from sonde.procfs.ids import user_ids
+from sonde.procfs.lookups import is_there, names_in, owner_of
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
@@ -155,6 +156,7 @@ __all__ = [
     "identity_of",
     "inner_tids",
     "is_interpreter",
+    "is_there",
     "keeps_identity",
     "links_at",
     "links_of",
@@ -166,11 +168,13 @@ __all__ = [
     "memory_task",
     "mounts_by_controller",
     "name_of",
+    "names_in",
     "number_in",
     "number_of",
     "open_memory",
     "open_regular",
     "open_stable",
+    "owner_of",
     "parents",
     "party_of",
     "party_of_group",

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from sonde import interpreter
+from sonde.procfs import lookups
 from sonde.procfs.looks import (
     LOOK_DEADLINE_S,
     MAX_EACH,
@@ -77,6 +78,8 @@ class Broker:
         """The party that pays for the start of the child that is there; None: nobody does."""
         self._pid = os.getpid()
         self._generation = 0
+        self._is_asking = False
+        """An answer is waited for, or it is found out whose process a look-up would be for."""
 
     def ask(
         self,
@@ -138,6 +141,23 @@ class Broker:
             if not self._fds:  # the table of descriptors is full: the kernel left it out
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return content, self._fds.pop()
+
+    def look_up(self, who: int | None, path: str, flags: int) -> int:
+        """A descriptor of a file of /proc, which the child opens. Raises OSError; Hung also where
+        it is asked by what waits for an answer: who pays for that is then found out by less."""
+        with self._looking_up(who, path):
+            self._send(("look up", path, flags))
+            self._next(who)
+            if not self._fds:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            return self._fds.pop()
+
+    def names_in(self, who: int | None, path: str, most: int) -> list[str]:
+        """The first names in a folder of /proc. Raises OSError; Hung as `look_up` does."""
+        with self._looking_up(who, path):
+            self._send(("names", path, most))
+            names: list[str] = self._next(who)
+            return names
 
     def write(self, who: int, fd: int, pieces: Sequence[tuple[int, bytes]]) -> None:
         """Write pieces, (offset, bytes), to a file whose inode a process can keep locked. Raises
@@ -275,7 +295,7 @@ class Broker:
 
     def notify(self, request: tuple[Any, ...], generation: int) -> None:
         """Send a request without an answer, if the child is still that of `generation`."""
-        with self._lock, suppress(OSError):
+        with suppress(OSError), self._exchange():
             if self._link is not None and generation == self.generation:
                 self._send(request)
 
@@ -299,6 +319,7 @@ class Broker:
         """Around a request and its answer. Where an exception of a signal handler comes in between,
         the child is given up: its answer would be taken for that to the next request."""
         with self._lock:
+            was_asking = self._is_asking
             try:
                 yield
             except OSError:
@@ -306,6 +327,17 @@ class Broker:
             except BaseException:
                 self._give_up()
                 raise
+            finally:
+                self._is_asking = was_asking
+
+    @contextmanager
+    def _looking_up(self, who: int | None, path: str) -> Iterator[None]:
+        with self._exchange():
+            if self._is_asking:
+                raise Hung(path)
+            self._is_asking = True
+            self._check(who)
+            yield
 
     def _check(self, who: int | None) -> None:
         if who is not None and (self.patience.is_hung(who) or self.patience.is_exhausted(who)):
@@ -362,6 +394,7 @@ class Broker:
 
     def _send(self, request: tuple[Any, ...], fd: int | None = None) -> None:
         link = self._ready()
+        self._is_asking = True
         raw = marshal.dumps(request)
         left = memoryview(_LENGTH.pack(len(raw)) + raw)
         until_s = time.monotonic() + LATE_S
@@ -475,8 +508,12 @@ class Broker:
         child = self._child
         if child is None:
             return False
-        with suppress(OSError), open(f"/proc/{child.pid}/stat", "rb") as file:  # noqa: PTH123
-            return file.read(512).rpartition(b") ")[2][:1] == b"R"
+        with suppress(OSError):  # a child looks the name up itself, when it starts
+            fd = lookups.open_known(f"/proc/{child.pid}/stat")
+            try:
+                return os.read(fd, 512).rpartition(b") ")[2][:1] == b"R"
+            finally:
+                os.close(fd)
         return False
 
     def _give_up(self, party: int = NOBODY) -> None:
@@ -505,3 +542,4 @@ def _wait(link: socket.socket, what: int, timeout_s: float) -> bool:
 
 BROKER: Final = Broker()
 """The one of this process."""
+lookups.ask(BROKER)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from sonde.procfs import lookups
 from sonde.procfs.files import read_file, read_link
 from sonde.procfs.names import text
 from sonde.procfs.processes import pids
@@ -199,6 +200,6 @@ def may_hold(user: int) -> list[int]:
 
 def _user(pid: int) -> int:
     try:
-        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+        return lookups.owner_of(pid)
     except OSError:
         return -1

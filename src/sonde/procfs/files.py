@@ -12,10 +12,12 @@ from __future__ import annotations
 import errno
 import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from sonde.procfs import lookups
 from sonde.procfs.broker import BROKER
 
 QUIETLY: Final = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
@@ -67,22 +69,12 @@ def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
             return None
         return content
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        if path.startswith("/proc/"):
+            return lookups.read(path, limit)
+        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+            return file.read(limit)
     except OSError:
         return None
-    pieces = []
-    try:
-        while limit > 0:
-            piece = os.read(fd, min(limit, 1 << 18))
-            if not piece:
-                break
-            pieces.append(piece)
-            limit -= len(piece)
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-    return b"".join(pieces)
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -96,6 +88,8 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     pid = whose(path)
     if pid is not None and not _takes_no_lock(path):
         raw: bytes = BROKER.ask(pid, ("read", path, _MAX_LINES_BYTES))
+    elif path.startswith("/proc/"):
+        raw = lookups.read(path, sys.maxsize if pid is None else _MAX_LINES_BYTES)
     else:
         with open(path, "rb") as file:  # noqa: PTH123
             raw = file.read()
@@ -156,7 +150,7 @@ def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
 
     `who`: the process that chose the path.
     """
-    device, inode, user = BROKER.ask_of_file(who, ("which", _for_child(path)))
+    device, inode, user, _ = BROKER.ask_of_file(who, ("which", _for_child(path)))
     return device, inode, user
 
 

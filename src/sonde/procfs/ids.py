@@ -18,6 +18,8 @@ import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from sonde.procfs import lookups
+
 _FIRST_BYTES: Final = 8192
 """Of a status file that are read at first: it is shorter as a rule."""
 _MAX_STATUS_BYTES: Final = 1 << 20
@@ -34,6 +36,8 @@ _INFO: Final = struct.Struct("=QQ11Ii")
 _INFO_FIELDS: Final = 14
 _INFO_IDS: Final = 3
 """PIDFD_INFO_PID | PIDFD_INFO_CREDS: what is asked for, and whether it was answered."""
+_UNKNOWN: Final = -1
+"""In place of a user id."""
 _NOT_THERE: Final = (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM)
 """Errors of a kernel without it."""
 
@@ -109,6 +113,20 @@ def ids_of(pid: int) -> Ids | None:
     return _by_parts(pid)
 
 
+def is_gone(pid: int) -> bool:
+    """Whether no process or thread has this number any more, as far as that can be found out
+    without a look-up: at little cost where many processes are short-lived."""
+    if pid <= 0 or not _kernel.has_handles:
+        return pid <= 0
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
 def user_ids(pid: int) -> tuple[int, ...]:
     """Its real, effective, saved and file system user id; empty where they are not known, or not
     at that cost."""
@@ -123,7 +141,11 @@ def user_ids(pid: int) -> tuple[int, ...]:
 
 def read_status(pid: int) -> bytes:
     """/proc/PID/status, whole; empty where the process is gone. Takes none of its locks."""
-    with suppress(OSError), open(f"/proc/{pid}/status", "rb", buffering=0) as file:  # noqa: PTH123
+    try:
+        fd = lookups.open_file(f"/proc/{pid}/status")
+    except OSError:
+        return b""
+    with suppress(OSError), open(fd, "rb", buffering=0) as file:  # noqa: PTH123
         raw = file.read(_FIRST_BYTES)
         if len(raw) < _FIRST_BYTES:
             return raw
@@ -176,11 +198,17 @@ def _by_status(pid: int) -> Ids | None:
 
 
 def _by_parts(pid: int) -> Ids | None:
-    """By short files: the owner of the folder itself is the effective user, dumpable or not."""
+    """By short files: the owner of the folder itself is the effective user, dumpable or not.
+    Nothing is known of a process whose folder is kept locked."""
     with suppress(OSError, ValueError, IndexError):
-        uid = os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+        try:
+            uid = lookups.owner_of(pid)
+        except OSError as error:
+            if error.errno != errno.ETIMEDOUT:
+                raise
+            return Ids(_UNKNOWN, _UNKNOWN, 0, ())
         # Of the thread: the process's own file has times that are summed over all threads.
-        raw = _read(f"/proc/{pid}/task/{pid}/stat", 1024)
+        raw = lookups.read(f"/proc/{pid}/task/{pid}/stat", 1024)
         parent = int(raw.rpartition(b") ")[2].split(None, 2)[1])
         pids: tuple[int, ...] = ()
         if _kernel.has_handles:
@@ -198,7 +226,9 @@ def _pids_of(handle: int, pid: int) -> tuple[int, ...]:
     """The pids of a process by its handle; empty where that does not show them, or shows that
     `pid` is another process's in /proc. Raises OSError."""
     with suppress(ValueError):
-        raw = _read(f"/proc/self/fdinfo/{handle}", 1024)
+        # Nobody but us can list this folder, and so lock it.
+        with open(f"/proc/self/fdinfo/{handle}", "rb", buffering=0) as file:  # noqa: PTH123
+            raw = file.read(1024)
         pids = tuple(map(int, _line(raw, b"NSpid")))
         return pids if pids[:1] == (pid,) else ()
     return ()
@@ -206,11 +236,3 @@ def _pids_of(handle: int, pid: int) -> tuple[int, ...]:
 
 def _line(raw: bytes, name: bytes) -> list[bytes]:
     return raw.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()
-
-
-def _read(path: str, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(fd, limit)
-    finally:
-        os.close(fd)

@@ -71,6 +71,9 @@ NOT_IN_MEMORY = {errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EPERM}
 """Of RESOLVE_CACHED: EAGAIN, or it is not known: EINVAL before Linux 5.12, ENOSYS before 5.6, EPERM
 by a seccomp filter that is older."""
 PROC_MAGIC, AUTOFS_MAGIC = 0x9FA0, 0x0187
+READABLE, SEARCHABLE = 0o044, 0o011
+"""Modes of a file and a folder that are for everybody: a user of the group has not the rights of
+others, but the group's."""
 MAX_LINKS = 40
 """Symbolic links of a path that are followed, as the kernel has it."""
 
@@ -264,13 +267,45 @@ def hold(path: str, flags: int, who: int = 0) -> int:
         os.close(root)
 
 
-def status_of(path: str, who: int = 0) -> os.stat_result:
-    """stat() of what a path leads to; as `hold`. Raises OSError."""
+def status_of(path: str, who: int = 0) -> tuple[os.stat_result, bool]:
+    """stat() of what a path leads to, and whether every user of the machine can reach it by that
+    path and read it, as the modes of the file and its folders have it; no, too, where that is not
+    known. As `hold`. Raises OSError."""
     handle = hold(path, os.O_PATH | os.O_CLOEXEC, who)
     try:
-        return os.fstat(handle)
+        found = os.fstat(handle)
+        is_readable = stat.S_ISREG(found.st_mode) and found.st_mode & READABLE == READABLE
+        return found, is_readable and leads_everybody(path, handle, who)
     finally:
         os.close(handle)
+
+
+def leads_everybody(path: str, handle: int, who: int) -> bool:
+    """Whether every user can pass the folders of a path, which has led to `handle`.
+
+    No, where a symbolic link is on the way. The kernel has these folders in memory now, so looking
+    at them asks no disk or server that the look-up of the path has not asked.
+    """
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        if os.readlink(f"/proc/self/fd/{handle}") != path:  # noqa: PTH115
+            return False
+        walks = not who or sees_our_files(who)
+        held = os.open("/", flags)
+        try:
+            for name in (*path.split("/")[1:-1], ""):
+                mode = os.fstat(held).st_mode
+                if not stat.S_ISDIR(mode) or mode & SEARCHABLE != SEARCHABLE:
+                    return False
+                if name:
+                    above = held
+                    held = step(above, name, asks=walks)
+                    os.close(above)
+            return True
+        finally:
+            os.close(held)
+    except OSError:
+        return False
 
 
 def hold_below(root: int, path: str, flags: int) -> int:
@@ -339,15 +374,16 @@ def walk_below(root: int, path: str, flags: int) -> int:
             os.close(fd)
 
 
-def step(folder: int, name: str) -> int:
+def step(folder: int, name: str, asks: bool = True) -> int:
     """An O_PATH descriptor of what a folder has by a name, without a mount for it: as the last name
     of a path it is not mounted by the kernel, unless it is one that autofs makes for the lookup.
-    So there only what is in memory counts, as mounts are."""
+    So there only what is in memory counts, as mounts are. `asks`: whether a disk or a server may be
+    asked."""
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return open_below(folder, name, flags, RESOLVE_CACHED)
     except OSError as error:
-        if error.errno not in NOT_IN_MEMORY:
+        if not asks or error.errno not in NOT_IN_MEMORY:
             raise
     if file_system(folder) == AUTOFS_MAGIC:
         raise OSError(errno.ENOENT, "not mounted", name)

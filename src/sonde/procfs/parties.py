@@ -30,12 +30,14 @@ id itself is the party.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from sonde.procfs import lookups
 from sonde.procfs.cgroup_paths import place_of
 from sonde.procfs.group_numbers import FIRST, GroupNumbers
 from sonde.procfs.ids import Ids, ids_of
@@ -69,7 +71,10 @@ def party_of(pid: int) -> int:
         return NOBODY
     if seen.levels == 0:
         return UNKNOWN_PARTY
-    mapped = _uid_map(pid)
+    try:
+        mapped = _uid_map(pid)
+    except OSError:  # it keeps its folder locked: in whose user namespace it is cannot be seen
+        return _holders.of(seen.uid) if seen.levels == 1 else UNKNOWN_PARTY
     if mapped is None:
         return UNKNOWN_PARTY
     if mapped != _IDENTITY:
@@ -111,8 +116,9 @@ def _creator_of(pid: int, seen: Ids, mapped: list[bytes]) -> int:
     if first.levels == 1 and holder != first.uid:
         return holder
     for _ in range(_MAX_CLIMB):
-        above, around = ids_of(at.parent), _uid_map(at.parent)
-        if above is None or around is None:
+        above = ids_of(at.parent)
+        around = _uid_map_or_none(at.parent)
+        if above is None or above.levels == 0 or around is None:
             break
         if around == _IDENTITY:
             if above.uid or above.levels > 1:
@@ -159,8 +165,8 @@ def _group_of(pid: int) -> int:
 
 
 def _read_groups(pid: int) -> bytes:
-    with suppress(OSError), open(f"/proc/{pid}/cgroup", "rb") as file:  # noqa: PTH123
-        return file.read(_MAX_CGROUP_BYTES)
+    with suppress(OSError):
+        return lookups.read(f"/proc/{pid}/cgroup", _MAX_CGROUP_BYTES)
     return b""
 
 
@@ -181,17 +187,28 @@ def _container_of(pid: int, seen: Ids) -> int:
 
 def _uid_map(pid: int) -> list[bytes] | None:
     """uid_map of its user namespace: (first id there, first id here, number of ids), in one list;
-    None: not known."""
-    with suppress(OSError), open(f"/proc/{pid}/uid_map", "rb", buffering=0) as file:  # noqa: PTH123
-        return file.read(256).split()
+    None: not known. Raises OSError (ETIMEDOUT) where its folder is kept locked."""
+    try:
+        return lookups.read(f"/proc/{pid}/uid_map", 256).split()
+    except OSError as error:
+        if error.errno == errno.ETIMEDOUT:
+            raise
     return None if _HAS_USER_NAMESPACES else _IDENTITY
+
+
+def _uid_map_or_none(pid: int) -> list[bytes] | None:
+    with suppress(OSError):
+        return _uid_map(pid)
+    return None
 
 
 class _Holders:
     """The users who have subordinate ids (/etc/subuid), read again when the file has changed."""
 
     def __init__(self) -> None:
-        self._root = _root_of_machine()
+        self._roots: list[Path | None] = []
+        """The root of the first process, where that has other mounts than we, else None; empty
+        until it is known."""
         self._changed_ns = -1
         self._ranges: list[tuple[int, int, int]] = []
         """First id, number of ids, user."""
@@ -202,21 +219,36 @@ class _Holders:
 
     def ranges(self) -> list[tuple[int, int, int]]:
         """The ranges as the file has them now: (first id, number of ids, user)."""
+        root = self._root()
         try:
-            changed_ns = _below(self._root, _SUBORDINATE).stat().st_mtime_ns
+            changed_ns = _below(root, _SUBORDINATE).stat().st_mtime_ns
         except OSError:
             return []
         if changed_ns != self._changed_ns:
-            self._ranges, self._changed_ns = _ranges(self._root), changed_ns
+            self._ranges, self._changed_ns = _ranges(root), changed_ns
         return self._ranges
 
+    def _root(self) -> Path | None:
+        """The root directory of the first process, where that has other mounts than we, else None.
+        None, too, as long as that process's folder is kept locked."""
+        if not self._roots:
+            try:
+                is_other = _mounts_of(_FIRST) != _mounts_of(Path("/proc/self"))
+            except OSError as error:
+                if error.errno == errno.ETIMEDOUT:
+                    return None
+                is_other = False
+            self._roots.append(_FIRST / "root" if is_other else None)
+        return self._roots[0]
 
-def _root_of_machine() -> Path | None:
-    """The root directory of the first process, where that has other mounts than we; else None."""
-    with suppress(OSError):
-        if _FIRST.joinpath("ns/mnt").readlink() != Path("/proc/self/ns/mnt").readlink():
-            return _FIRST / "root"
-    return None
+
+def _mounts_of(process: Path) -> str:
+    """Which mount namespace a process is in. Raises OSError."""
+    fd = lookups.open_file(f"{process}/ns/mnt", os.O_PATH | os.O_NOFOLLOW)
+    try:
+        return os.readlink("", dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def _below(root: Path | None, path: Path) -> Path:

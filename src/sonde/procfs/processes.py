@@ -10,11 +10,13 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from sonde.procfs import lookups
 from sonde.procfs.broker import BROKER
 from sonde.procfs.files import read_file, read_link
-from sonde.procfs.ids import ids_of
+from sonde.procfs.ids import ids_of, is_gone
 from sonde.procfs.looks import LOOK_DEADLINE_S, PATIENT_S
 from sonde.procfs.names import printable, text
+from sonde.procfs.patience import Hung
 
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit of /proc."""
@@ -27,6 +29,8 @@ _MAX_COMPLETED: Final = 256
 _COMPLETE_S: Final = 0.05
 """How long that may take, and one process more."""
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_known_pids: list[int] = []
+"""As they were listed last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +70,19 @@ class Credentials:
 
 
 def pids() -> list[int]:
-    """Every process that /proc shows."""
+    """Every process that /proc shows; that it showed before, while that is kept locked."""
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208
+        _known_pids[:] = [int(name) for name in lookups.names_in("/proc") if name.isdecimal()]
+    except Hung:
+        pass
     except OSError:
         return []
+    return list(_known_pids)
 
 
 def read_stat(pid: int, tid: int = 0) -> Stat | None:
     """The basics of a process, or of one of its threads; None where it is gone."""
-    if not os.access(f"/proc/{pid}", os.F_OK):
+    if is_gone(pid):
         return None  # where many processes are short-lived, asking would take most of the time
     if tid:
         return _stat(read_file(f"/proc/{pid}/task/{tid}/stat"))
@@ -190,7 +197,7 @@ def family(roots: Iterable[int], *, is_patient: bool = False) -> set[int]:
 def tids(pid: int) -> set[int]:
     """The threads that a process has now. Takes none of its locks."""
     try:
-        return {int(name) for name in os.listdir(f"/proc/{pid}/task")}  # noqa: PTH208
+        return set(map(int, lookups.names_in(f"/proc/{pid}/task")))
     except OSError:
         return set()
 

@@ -12,6 +12,8 @@ Terms:
 - inner pid: the pid that a process has in its own pid namespace
 - perf map: the file in which a process names its just-in-time compiled code
 - naming budget: CPU time that one party's names may take; put off: looked up again later
+- claim: a path that leads to a file with a build id, and whose that is, in claims.py; public: for
+  everybody to read, as the file is
 - mark (of a build id): that others believe no user's file with it, in dispute_marks.py
 - note: a record of the kernel about whose a process is
 - party: a user or container, as budgets are shared; delegated: of a control group in which somebody

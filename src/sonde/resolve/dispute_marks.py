@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks of build ids that files of several users claim, beside the links of `build_id_links`.
 
-A mark is root's, has a target of a few bytes, and is no part of what links a user may have: nobody
-who claims a build id can avoid it by a long path, or push it out by links of theirs.
+A mark is root's, for root alone to read, has a target of a few bytes, and is no part of what links
+a user may have: nobody who claims a build id can avoid it by a long path, or push it out by links
+of theirs.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def is_against(mark: str, owner: int) -> bool:
 
 
 class DisputeMarks:
-    """Marks by build id, in the folder of the links."""
+    """Marks by build id, in a folder of links (link_folders.py)."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,8 +56,9 @@ class DisputeMarks:
         return self.count >= MAX_MARKS
 
     def of(self, build_id: str) -> str:
-        """The mark of a build id, "" without one."""
-        with suppress(FileNotFoundError):
+        """The mark of a build id, "" without one, and where marks are not for us to read. Raises
+        OSError."""
+        with suppress(FileNotFoundError, PermissionError):
             return os.readlink(self._path_of(build_id))  # noqa: PTH115
         return ""
 

@@ -11,7 +11,6 @@ what `Counters` remember, and no more than the registry has room for.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -303,7 +302,7 @@ class _ProcessNamespaces:
             self._all_s = time.monotonic()
             before = {}
         seen: set[int] = set()
-        for pid in ("self", *filter(str.isdecimal, os.listdir("/proc"))):  # noqa: PTH208
+        for pid in ("self", *map(str, procfs.pids())):
             inode, is_old = before.get(pid, (0, False))
             if not is_old:
                 try:

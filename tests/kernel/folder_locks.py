@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that keeps the folder of a control group locked, as a tenant can with its own.
+"""A process that keeps a folder of the kernel's locked, as a tenant can that of its control group,
+or of its process in /proc.
 
 getdents64() holds the folder's lock while it copies to a page that never arrives (userfaultfd
 here; FUSE, or reads that a limit holds back, for a tenant). A mkdir() queues for it exclusively,
@@ -87,8 +88,9 @@ def _hold(folders: list[str]) -> None:
     for number, folder in enumerate(folders):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         page = ctypes.c_void_p(start + number * mmap.PAGESIZE)
-        # The second one's name is there: once it has the lock, it makes nothing.
-        name = f"{folder}/cgroup.procs".encode()
+        # The name is there: once the second call has the lock, it makes nothing.
+        known = "status" if folder.startswith("/proc/") else "cgroup.procs"
+        name = f"{folder}/{known}".encode()
         for call in ((GETDENTS64, fd, page, mmap.PAGESIZE), (MKDIRAT, AT_FDCWD, name, 0o755)):
             thread = threading.Thread(target=libc.syscall, args=call, daemon=True)
             thread.start()

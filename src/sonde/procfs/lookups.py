@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Looks names up in /proc so that nobody keeps this thread waiting.
+
+Who can list a folder (of /proc most can be listed by anybody) can keep it locked: getdents64()
+holds its lock while it copies to a page, as of a FUSE file, that never arrives, and a mkdir() that
+is refused anyway queues for the lock and has everybody else's listing of that folder, and each
+look-up in it of a name that is not in memory yet, wait; no signal ends such a look-up.
+
+So a name is looked up here only where the kernel has it in memory, which takes no lock
+(openat2(2) with RESOLVE_CACHED, Linux 5.12). All others, and listings, are asked of the child of
+the broker, after which the kernel has them in memory for as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+from typing import Final, Protocol
+
+from sonde import _native
+
+_NOT_KNOWN: Final = frozenset({errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EPERM})
+"""EAGAIN: not in memory; EINVAL before Linux 5.12, ENOSYS before 5.6, EPERM by a filter of system
+calls that is older."""
+_OF_PROCESS: Final = re.compile(r"/proc/([0-9]+)(?:/|\Z)")
+_OURS: Final = (
+    *("cgroup", "fd", "fdinfo", "mountinfo", "ns", "oom_score_adj", "schedstat", "stat", "statm"),
+    *("status", "task"),
+)
+
+
+class Asked(Protocol):
+    """Who looks up what is not in memory. Its methods raise OSError; Hung, which is one, where it
+    does not answer, or may not be asked now."""
+
+    def look_up(self, who: int | None, path: str, flags: int) -> int:
+        """A descriptor of a file of /proc."""
+        ...
+
+    def names_in(self, who: int | None, path: str, most: int) -> list[str]:
+        """The first names in a folder of /proc."""
+        ...
+
+
+_asked: list[Asked] = []
+
+
+def ask(child: Asked) -> None:
+    """Have this one asked from now on."""
+    _asked[:] = [child]
+
+
+def open_file(path: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file of /proc, or of a folder there. Raises OSError, Hung."""
+    fd = _native.open_known(path, flags)
+    if fd >= 0:
+        return fd
+    if -fd not in _NOT_KNOWN:
+        raise OSError(-fd, os.strerror(-fd), path)
+    return _asked[0].look_up(_whose(path), _for_child(path), flags)
+
+
+def open_known(path: str) -> int:
+    """The same of names in memory alone: nobody is asked. Raises OSError."""
+    fd = _native.open_known(path, os.O_RDONLY)
+    if fd < 0:
+        raise OSError(-fd, os.strerror(-fd), path)
+    return fd
+
+
+def read(path: str, limit: int) -> bytes:
+    """The content of a file whose reading waits for nobody, cut at `limit` bytes. Raises OSError,
+    Hung."""
+    fd = open_file(path)
+    try:
+        pieces = []
+        while limit > 0 and (piece := os.read(fd, min(limit, 1 << 18))):
+            pieces.append(piece)
+            limit -= len(piece)
+        return b"".join(pieces)
+    finally:
+        os.close(fd)
+
+
+def names_in(path: str, most: int = 1 << 22) -> list[str]:
+    """The first names in a folder of /proc, in the kernel's order. Raises OSError, Hung."""
+    return _asked[0].names_in(_whose(path), _for_child(path), most)
+
+
+def is_there(path: str) -> bool:
+    """Whether a path of /proc leads to something; also where that cannot be found out in time."""
+    try:
+        os.close(open_file(path, os.O_PATH))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ESRCH)
+    return True
+
+
+def owner_of(pid: int) -> int:
+    """The owner of /proc/PID: the effective user id, dumpable or not. Raises OSError, Hung."""
+    fd = open_file(f"/proc/{pid}", os.O_PATH)
+    try:
+        return os.fstat(fd).st_uid
+    finally:
+        os.close(fd)
+
+
+def _whose(path: str) -> int | None:
+    match = _OF_PROCESS.match(path)
+    return None if match is None or int(match[1]) == os.getpid() else int(match[1])
+
+
+def _for_child(path: str) -> str:
+    return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
+
+
+def _look_up_ours() -> None:
+    """Names of this process, before anybody can know its number."""
+    for name in _OURS:
+        with suppress(OSError):
+            os.stat(f"/proc/self/{name}")  # noqa: PTH116
+
+
+_look_up_ours()

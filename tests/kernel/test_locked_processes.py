@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user keeps the folder of a process of theirs in /proc locked (folder_locks.py), so that who
+looks up a name there for the first time waits, and no signal ends that: nothing of ours does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from folder_locks import locked
+
+LIMIT_S = 20
+RECORD_S = 60
+"""For a recording: the first one of a machine takes its time where it is busy."""
+USER = 31_337
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
+
+
+@contextmanager
+def sleeper(user: int) -> Iterator[int]:
+    with subprocess.Popen(["sleep", "60"], user=user, group=user) as child:
+        try:
+            yield child.pid
+        finally:
+            child.kill()
+
+
+@pytest.fixture
+def held() -> Iterator[int]:
+    """A process of a user, whose folder is locked before anybody looked a name up there."""
+    with sleeper(USER) as pid, locked(Path(f"/proc/{pid}")):
+        yield pid
+
+
+def in_time(program: str, *arguments: str) -> tuple[list[str], float]:
+    """What a program prints, and how long it took in s; one that hangs is left behind."""
+    began_s = time.monotonic()
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        output, _ = child.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        pytest.fail(f"it hangs:\n{Path(f'/proc/{child.pid}/stack').read_text()}")
+    assert child.returncode == 0
+    return output.splitlines(), time.monotonic() - began_s
+
+
+def sonde(*arguments: str) -> None:
+    child = subprocess.Popen([sys.executable, "-m", "sonde", *arguments], stdout=subprocess.DEVNULL)
+    try:
+        assert child.wait(RECORD_S) == 0
+    except subprocess.TimeoutExpired:
+        child.kill()
+        pytest.fail(f"it hangs:\n{Path(f'/proc/{child.pid}/stack').read_text()}")
+
+
+READ = """
+import sys, time
+from sonde import procfs
+pid = int(sys.argv[1])
+print(procfs.read_file(f"/proc/{pid}/status"), procfs.read_comm(pid, pid), procfs.tids(pid))
+print(procfs.party_of(pid), procfs.is_there(f"/proc/{pid}/stat"), procfs.read_stat(pid))
+time.sleep(0.5)
+procfs.BROKER.abandoned.may_refuse()
+print(procfs.BROKER.patience.processes_hung, len(procfs.BROKER.abandoned))
+"""
+
+
+def test_every_read_of_it_ends_and_its_user_pays(held: int) -> None:
+    (first, second, third), took_s = in_time(READ, str(held))
+    assert first == "None None set()"
+    assert second == f"{USER} True None"
+    hung, abandoned = map(int, third.split())
+    assert hung >= 1
+    assert abandoned == 0  # its wait began with a listing, which SIGKILL ends
+    assert took_s < 3
+
+
+OTHERS = """
+import sys
+from sonde import procfs
+held, other = map(int, sys.argv[1:])
+print(procfs.read_stat(held), procfs.party_of(other), procfs.read_comm(other, other))
+print([it.comm if it else None for it in procfs.read_stats([held, other])], other in procfs.pids())
+"""
+
+
+def test_processes_of_others_are_read(held: int) -> None:
+    with sleeper(USER + 1) as other:
+        lines, took_s = in_time(OTHERS, str(held), str(other))
+    assert lines == [f"None {USER + 1} sleep", "[None, 'sleep'] True"]
+    assert took_s < 3
+
+
+MANY = """
+import sys, time
+from sonde import procfs
+began_s = time.monotonic()
+for pid in map(int, sys.argv[1:]):
+    procfs.read_file(f"/proc/{pid}/cgroup")
+print(time.monotonic() - began_s)
+"""
+
+
+def test_many_of_one_user_cost_what_one_user_may() -> None:
+    with sleeper(USER) as a, sleeper(USER) as b, sleeper(USER) as c, sleeper(USER) as d:
+        pids = [a, b, c, d]
+        with locked(*(Path(f"/proc/{pid}") for pid in pids)):
+            lines, _ = in_time(MANY, *map(str, pids))
+    assert float(lines[0]) < 3
+
+
+def test_a_look_up_in_a_wait_is_refused_not_mixed_up(held: int) -> None:
+    """Who pays for a wait is looked up while the answer is still to come."""
+    program = """
+import sys
+from sonde import procfs
+held, *others = map(int, sys.argv[1:])
+print([procfs.read_link(f"/proc/{pid}/exe").rpartition("/")[2] for pid in others])
+print([it and it.comm for it in procfs.read_stats([held, *others])])
+print([procfs.party_of(pid) for pid in others])
+"""
+    with sleeper(USER + 1) as a, sleeper(USER + 2) as b:
+        lines, _ = in_time(program, str(held), str(a), str(b))
+    assert lines == [
+        "['sleep', 'sleep']", "[None, 'sleep', 'sleep']", f"[{USER + 1}, {USER + 2}]"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_others_are_recorded(held: int, whole: bool, tmp_path: Path) -> None:
+    assert held
+    with sleeper(USER + 1) as other:
+        which = [] if whole else ["-p", str(other)]
+        sonde("record", *which, "-d", "1", "-o", str(tmp_path / "x.sonde"))
+
+
+def test_an_agent_goes_on_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        agent = subprocess.Popen(
+            [sys.executable, "-m", "sonde", "agent", "--prometheus", "127.0.0.1:0", "--no-device"],
+            stdout=subprocess.DEVNULL, stderr=output,
+        )  # fmt: skip
+    try:
+        until_s = time.monotonic() + LIMIT_S
+        while "metrics at" not in log.read_text():
+            assert time.monotonic() < until_s
+            time.sleep(0.05)
+        with sleeper(USER) as pid, locked(Path(f"/proc/{pid}"), Path(f"/proc/{agent.pid}")):
+            time.sleep(6)
+            tasks = Path(f"/proc/{agent.pid}/task").iterdir()
+            asleep = [(it / "stat").read_text().rpartition(") ")[2][0] for it in tasks]
+            agent.send_signal(signal.SIGTERM)
+            assert agent.wait(LIMIT_S) == 0
+        assert "D" not in asleep
+    finally:
+        agent.kill()
+        agent.wait(LIMIT_S)
