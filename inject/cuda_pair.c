@@ -51,10 +51,11 @@ static bool enqueue_end(struct pool *pool, struct sample *s, cu_stream stream)
 }
 
 // A pair that may hold time of the host is not used. Such pairs are no random choice: they are those of the first
-// launches after a pause, and others would carry their weight. So a gate is requested when more than one pair in nine
-// is such: each adds 8 to the score `without`, each other one takes 1 off, and the gate comes at 64.
-#define FAILED_WEIGHS 8u
-#define MOST_WITHOUT 64u
+// launches after a pause, and others would carry their weight. So a gate is requested where they come again and again:
+// each adds 256 to the score `without`, each other one takes 1 off, and the gate comes with the ninth. The first pair
+// in each of STREAMS_BEFORE streams is such a one, too.
+#define FAILED_WEIGHS 256u
+#define MOST_WITHOUT (FAILED_WEIGHS * STREAMS_BEFORE + 1)
 
 // One key for each stream. The default stream of every thread has the same handle, so its key is made from the tid. It
 // ends in 2, which no address of a stream does.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches in bursts on a (stub) device that is idle before each: one of `first`, and then some of `rest`.
-// Prints how many of each.
+// Launches in bursts on a (stub) device that is idle before each: one of `first` (as many as FIRST has in the environment),
+// and then some of `rest`. Prints how many of each.
 //
 //     bursts SECONDS REST
 //
@@ -30,14 +30,15 @@ int main(int argc, char **argv)
 	char byte;
 	if (argc < 3 || (argc > 3 && read(0, &byte, 1) != 1))
 		return 2;
-	int rest = atoi(argv[2]);
+	int rest = atoi(argv[2]), firsts = getenv("FIRST") ? atoi(getenv("FIRST")) : 1;
 	void *stream;
 	cuInit(0);
 	cuStreamCreate(&stream, 0);
 	void *first = stub_function("first", 300000), *others = stub_function("rest", 300000);
 	time_t end = time(NULL) + atoi(argv[1]);
 	while (time(NULL) < end) {
-		launch(first, stream);
+		for (int k = 0; k < firsts; k++)
+			launch(first, stream);
 		for (int k = 0; k < rest; k++)
 			launch(others, stream);
 		cuStreamSynchronize(stream);
