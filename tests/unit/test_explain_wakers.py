@@ -58,6 +58,25 @@ def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes
     assert any("the device computed" in line for line in verdict.evidence[2:])
 
 
+@pytest.mark.parametrize("is_of_program", [False, True])
+def test_a_thread_that_is_asked_to_work_waits_for_no_lock(writer, verdicts, is_of_program):
+    """The backward pass takes little, as the thread that asks for it lacks a CPU. A wait in the
+    program's code is one for what it says."""
+    key = process(writer, 43)
+    without_sample(writer, key, 42, 0.1, 43)
+    stack = writer.stack(*((LOOKUP,) if is_of_program else ()), ADD, COND_WAIT)
+    writer.wait(key, 43, "futex", 4.5, count=40, waker=(42, 42), stack=stack)
+    on_cpu(writer, key, 4.4, STEP, EVAL)
+    on_cpu(writer, key, 0.3, STEP, ADD, LAUNCH)
+    on_cpu(writer, key, 0.3, ADD, LAUNCH, tid=43)
+    runs(writer, key, 0.2)
+    runs(writer, key, 0.2, tid=43)
+    found = verdicts()
+
+    assert [Cause.LOCK in shares(one) for one in found][1:] == [True] * is_of_program
+    assert shares(found[0])[Cause.HOST] > 0.5
+
+
 @pytest.mark.parametrize("skipped", [0, 1, 2])
 def test_rows_are_joined_by_order_with_one_without_a_stack_anywhere_among_them(
     writer, verdicts, skipped

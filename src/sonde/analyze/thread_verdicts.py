@@ -60,6 +60,9 @@ LEAST_CALLS = 0.05
 """Threads with a smaller fraction of the busiest thread's call time get no verdict."""
 TURNS = 0.05
 """Threads that wait for each other for this part of the time, each of them, take turns."""
+FILLS = 0.85
+"""Two threads' waits for each other that fill this part of the time, those of one of them in no
+code of the program: it works only when it is asked to."""
 LEAST_WORK = 0.1
 """Threads that asked for a smaller part of a device's time do not decide when it stalls."""
 
@@ -432,7 +435,9 @@ def _in_turns(
     """Groups of threads that launch in turns, without their waits for one another in `by_track`.
 
     A wait in a queue that another thread fills is no turn, but where that thread launches more;
-    nor is one for the interpreter lock, or a lock of the program, which threads pass on.
+    nor is one for the interpreter lock, or a lock of the program, which threads pass on. A thread
+    that works only when another one asks it to, such as that of a backward pass, has turns however
+    short they are.
     """
     launched = {track: _launching_ns(by_track[track]) for track in chosen}
 
@@ -447,12 +452,17 @@ def _in_turns(
         return one.wait_detail != WaitDetail.QUEUE or launched[waker] >= launched[one.track]
 
     waited: dict[tuple[int, int], int] = defaultdict(int)
+    unplaced: dict[tuple[int, int], int] = defaultdict(int)
     for track in chosen:
         for one in filter(is_turn, by_track[track]):
             waited[track, one.waker_track] += one.waker_ns
+            unplaced[track, one.waker_track] += one.waker_ns * (not one.location)
     groups = {track: [track] for track in chosen}
     for (track, waker), ns in waited.items():
-        if min(ns, waited.get((waker, track), 0)) >= TURNS * window:
+        back = waited.get((waker, track), 0)
+        idle = unplaced[track, waker]
+        is_asked = idle >= back > 0 and idle + back >= FILLS * window
+        if is_asked or min(ns, back) >= TURNS * window:
             both = {*groups[track], *groups[waker]}
             groups |= dict.fromkeys(both, sorted(both, key=chosen.index))
     for track in chosen:
