@@ -522,6 +522,11 @@ def open_known(path: str, flags: int) -> int:
     with RESOLVE_CACHED): nobody can make that wait. Else an error's number, negated: EAGAIN where a
     name is not in memory; EINVAL, ENOSYS or EPERM where this kernel does not know it."""
 
+def own_procfs() -> int:
+    """The root of an instance of procfs that is mounted nowhere, so that nobody else can open, and
+    keep locked, a folder of it. Else an error's number, negated: without CAP_SYS_ADMIN, and before
+    Linux 5.8, where all mounts of a pid namespace are one."""
+
 def build_id(path: str) -> str:
     """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
 

@@ -9,17 +9,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from folder_locks import locked
 
+from sonde import procfs
+
 LIMIT_S = 20
 RECORD_S = 60
 """For a recording: the first one of a machine takes its time where it is busy."""
 USER = 31_337
+UNPRIVILEGED = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
+"""Without CAP_SYS_ADMIN nothing can be mounted."""
+BOTH = pytest.mark.parametrize("before", [(), UNPRIVILEGED], ids=["", "unprivileged"])
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="starts processes of another user")
 
 
@@ -39,11 +44,11 @@ def held() -> Iterator[int]:
         yield pid
 
 
-def in_time(program: str, *arguments: str) -> tuple[list[str], float]:
+def in_time(program: str, *arguments: str, before: Sequence[str] = ()) -> tuple[list[str], float]:
     """What a program prints, and how long it took in s; one that hangs is left behind."""
     began_s = time.monotonic()
     child = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
+        [*before, sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True
     )
     try:
         output, _ = child.communicate(timeout=LIMIT_S)
@@ -67,17 +72,26 @@ READ = """
 import sys, time
 from sonde import procfs
 pid = int(sys.argv[1])
-print(procfs.read_file(f"/proc/{pid}/status"), procfs.read_comm(pid, pid), procfs.tids(pid))
-print(procfs.party_of(pid), procfs.is_there(f"/proc/{pid}/stat"), procfs.read_stat(pid))
+status, comm = procfs.read_file(f"/proc/{pid}/status"), procfs.read_comm(pid, pid)
+print(bool(status), comm, procfs.tids(pid) == {pid})
+stat = procfs.read_stat(pid)
+print(procfs.party_of(pid), procfs.is_there(f"/proc/{pid}/stat"), stat and stat.comm)
 time.sleep(0.5)
 procfs.BROKER.abandoned.may_refuse()
 print(procfs.BROKER.patience.processes_hung, len(procfs.BROKER.abandoned))
 """
 
 
-def test_every_read_of_it_ends_and_its_user_pays(held: int) -> None:
-    (first, second, third), took_s = in_time(READ, str(held))
-    assert first == "None None set()"
+def test_it_is_read_like_others(held: int) -> None:
+    """We have an instance of procfs that its user does not see."""
+    lines, took_s = in_time(READ, str(held))
+    assert lines == ["True sleep True", f"{USER} True sleep", "0 0"]
+    assert took_s < 3
+
+
+def test_without_a_privilege_every_read_of_it_ends_and_its_user_pays(held: int) -> None:
+    (first, second, third), took_s = in_time(READ, str(held), before=UNPRIVILEGED)
+    assert first == "False None False"
     assert second == f"{USER} True None"
     hung, abandoned = map(int, third.split())
     assert hung >= 1
@@ -89,15 +103,18 @@ OTHERS = """
 import sys
 from sonde import procfs
 held, other = map(int, sys.argv[1:])
-print(procfs.read_stat(held), procfs.party_of(other), procfs.read_comm(other, other))
+stat = procfs.read_stat(held)
+print(stat and stat.comm, procfs.party_of(other), procfs.read_comm(other, other))
 print([it.comm if it else None for it in procfs.read_stats([held, other])], other in procfs.pids())
 """
 
 
-def test_processes_of_others_are_read(held: int) -> None:
+@BOTH
+def test_processes_of_others_are_read(held: int, before: Sequence[str]) -> None:
     with sleeper(USER + 1) as other:
-        lines, took_s = in_time(OTHERS, str(held), str(other))
-    assert lines == [f"None {USER + 1} sleep", "[None, 'sleep'] True"]
+        lines, took_s = in_time(OTHERS, str(held), str(other), before=before)
+    it = None if before else "sleep"
+    assert lines == [f"{it} {USER + 1} sleep", f"[{it!r}, 'sleep'] True"]
     assert took_s < 3
 
 
@@ -111,11 +128,12 @@ print(time.monotonic() - began_s)
 """
 
 
-def test_many_of_one_user_cost_what_one_user_may() -> None:
+@BOTH
+def test_many_of_one_user_cost_what_one_user_may(before: Sequence[str]) -> None:
     with sleeper(USER) as a, sleeper(USER) as b, sleeper(USER) as c, sleeper(USER) as d:
         pids = [a, b, c, d]
         with locked(*(Path(f"/proc/{pid}") for pid in pids)):
-            lines, _ = in_time(MANY, *map(str, pids))
+            lines, _ = in_time(MANY, *map(str, pids), before=before)
     assert float(lines[0]) < 3
 
 
@@ -130,7 +148,7 @@ print([it and it.comm for it in procfs.read_stats([held, *others])])
 print([procfs.party_of(pid) for pid in others])
 """
     with sleeper(USER + 1) as a, sleeper(USER + 2) as b:
-        lines, _ = in_time(program, str(held), str(a), str(b))
+        lines, _ = in_time(program, str(held), str(a), str(b), before=UNPRIVILEGED)
     assert lines == [
         "['sleep', 'sleep']", "[None, 'sleep', 'sleep']", f"[{USER + 1}, {USER + 2}]"
     ]  # fmt: skip
@@ -158,11 +176,12 @@ def test_an_agent_goes_on_and_ends_when_it_is_asked_to(tmp_path: Path) -> None:
             time.sleep(0.05)
         with sleeper(USER) as pid, locked(Path(f"/proc/{pid}"), Path(f"/proc/{agent.pid}")):
             time.sleep(6)
-            tasks = Path(f"/proc/{agent.pid}/task").iterdir()
-            asleep = [(it / "stat").read_text().rpartition(") ")[2][0] for it in tasks]
+            tasks = [f"/proc/{agent.pid}/task/{tid}/stat" for tid in procfs.tids(agent.pid)]
+            asleep = [(procfs.read_file(it) or b"").rpartition(b") ")[2][:1] for it in tasks]
             agent.send_signal(signal.SIGTERM)
             assert agent.wait(LIMIT_S) == 0
-        assert "D" not in asleep
+        assert asleep
+        assert b"D" not in asleep
     finally:
         agent.kill()
         agent.wait(LIMIT_S)

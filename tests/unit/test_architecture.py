@@ -359,6 +359,7 @@ def test_only_the_command_line_prints_and_exits() -> None:
 WRITERS: dict[str, str] = {
     "private_files.py": "the one writer",
     "start_module.py": "the kernel's number that has it end a child before its parent",
+    "procfs/serve.py": "the same",
     "attach/lock.py": "a lock, empty, not through links; in a folder of the caller's own",
     "attach/library.py": "a library that its targets must read; into a folder it has checked",
     "cli/main.py": "/dev/null takes the place of a closed pipe",

@@ -61,7 +61,7 @@ def test_each_wait_has_its_own_waker_and_the_thread_that_launches_in_turns_takes
 @pytest.mark.parametrize("is_of_program", [False, True])
 def test_a_thread_that_is_asked_to_work_waits_for_no_lock(writer, verdicts, is_of_program):
     """The backward pass takes little, as the thread that asks for it lacks a CPU. A wait in the
-    program's code is one for what it says."""
+    program's code is one for a lock."""
     key = process(writer, 43)
     without_sample(writer, key, 42, 0.1, 43)
     stack = writer.stack(*((LOOKUP,) if is_of_program else ()), ADD, COND_WAIT)

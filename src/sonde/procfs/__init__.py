@@ -68,7 +68,7 @@ from sonde.procfs.group_parties import (
 )
 from sonde.procfs.held import HeldFile
 from sonde.procfs.ids import user_ids
-from sonde.procfs.lookups import is_there, names_in, owner_of
+from sonde.procfs.lookups import is_there, names_in, open_file, owner_of
 from sonde.procfs.map_locks import Holder, MapLocks
 from sonde.procfs.maps import MAX_MAPS_BYTES, MapsReader, read_maps
 from sonde.procfs.names import printable, raw_name, text
@@ -171,6 +171,7 @@ __all__ = [
     "names_in",
     "number_in",
     "number_of",
+    "open_file",
     "open_memory",
     "open_regular",
     "open_stable",

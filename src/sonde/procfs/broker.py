@@ -378,8 +378,12 @@ class Broker:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
+                own = lookups.own_procfs()
                 child = interpreter.start(
-                    self._server, stdin=theirs.fileno(), own_session=True, ends_first=True
+                    (*self._server, *([str(own)] if own >= 0 else ())),
+                    stdin=theirs.fileno(),
+                    pass_fds=(own,) if own >= 0 else (),
+                    own_session=True,
                 )
             except OSError:
                 ours.close()

@@ -69,10 +69,7 @@ def read_file(path: str, limit: int = 1 << 16) -> bytes | None:
             return None
         return content
     try:
-        if path.startswith("/proc/"):
-            return lookups.read(path, limit)
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-            return file.read(limit)
+        return lookups.read(path, limit)
     except OSError:
         return None
 
@@ -88,11 +85,8 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     pid = whose(path)
     if pid is not None and not _takes_no_lock(path):
         raw: bytes = BROKER.ask(pid, ("read", path, _MAX_LINES_BYTES))
-    elif path.startswith("/proc/"):
-        raw = lookups.read(path, sys.maxsize if pid is None else _MAX_LINES_BYTES)
     else:
-        with open(path, "rb") as file:  # noqa: PTH123
-            raw = file.read()
+        raw = lookups.read(path, sys.maxsize if pid is None else _MAX_LINES_BYTES)
     return raw.decode("utf-8", "replace").split("\n")
 
 

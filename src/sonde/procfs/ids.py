@@ -226,12 +226,19 @@ def _pids_of(handle: int, pid: int) -> tuple[int, ...]:
     """The pids of a process by its handle; empty where that does not show them, or shows that
     `pid` is another process's in /proc. Raises OSError."""
     with suppress(ValueError):
-        # Nobody but us can list this folder, and so lock it.
-        with open(f"/proc/self/fdinfo/{handle}", "rb", buffering=0) as file:  # noqa: PTH123
-            raw = file.read(1024)
+        raw = _about_ours(handle)
         pids = tuple(map(int, _line(raw, b"NSpid")))
         return pids if pids[:1] == (pid,) else ()
     return ()
+
+
+def _about_ours(fd: int) -> bytes:
+    """What the kernel knows of a descriptor of ours. Raises OSError."""
+    if lookups.own_procfs() >= 0:
+        return lookups.read(f"/proc/self/fdinfo/{fd}", 1024)
+    # A child would look up its descriptor. Nobody but us can list this folder, and so lock it.
+    with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:  # noqa: PTH123
+        return file.read(1024)
 
 
 def _line(raw: bytes, name: bytes) -> list[bytes]:

@@ -6,9 +6,12 @@ holds its lock while it copies to a page, as of a FUSE file, that never arrives,
 is refused anyway queues for the lock and has everybody else's listing of that folder, and each
 look-up in it of a name that is not in memory yet, wait; no signal ends such a look-up.
 
-So a name is looked up here only where the kernel has it in memory, which takes no lock
-(openat2(2) with RESOLVE_CACHED, Linux 5.12). All others, and listings, are asked of the child of
-the broker, after which the kernel has them in memory for as long as the process lives.
+So we have an instance of procfs that is mounted nowhere (CAP_SYS_ADMIN, Linux 5.8): its folders
+are others than those that anybody else can list, and lead to the same processes.
+
+Where that cannot be had, a name is looked up here only where the kernel has it in memory, which
+takes no lock (openat2(2) with RESOLVE_CACHED, Linux 5.12; of processes from 5.16 on). All others,
+and listings, are asked of the child of the broker.
 """
 
 from __future__ import annotations
@@ -16,19 +19,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from contextlib import suppress
+from itertools import islice
 from typing import Final, Protocol
-
-from sonde import _native
 
 _NOT_KNOWN: Final = frozenset({errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EPERM})
 """EAGAIN: not in memory; EINVAL before Linux 5.12, ENOSYS before 5.6, EPERM by a filter of system
 calls that is older."""
 _OF_PROCESS: Final = re.compile(r"/proc/([0-9]+)(?:/|\Z)")
-_OURS: Final = (
-    *("cgroup", "fd", "fdinfo", "mountinfo", "ns", "oom_score_adj", "schedstat", "stat", "statm"),
-    *("status", "task"),
-)
 
 
 class Asked(Protocol):
@@ -45,6 +42,8 @@ class Asked(Protocol):
 
 
 _asked: list[Asked] = []
+_own: list[int] = []
+"""The root of our own instance of procfs; -1: there is none. Empty until it is looked for."""
 
 
 def ask(child: Asked) -> None:
@@ -52,9 +51,30 @@ def ask(child: Asked) -> None:
     _asked[:] = [child]
 
 
+def own_procfs() -> int:
+    """The root of our own instance of procfs; -1: there is none."""
+    if not _own:
+        try:
+            from sonde import _native
+
+            root = _native.own_procfs()
+        except ImportError:  # who needs it more reports that
+            root = -1
+        if root >= 0 and os.readlink("self", dir_fd=root) != os.readlink("/proc/self"):  # noqa: PTH115
+            os.close(root)  # /proc has the numbers of another pid namespace
+            root = -1
+        _own.append(max(root, -1))
+    return _own[0]
+
+
 def open_file(path: str, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file of /proc, or of a folder there. Raises OSError, Hung."""
-    fd = _native.open_known(path, flags)
+    """A descriptor of a file, or a folder: of /proc so that nobody can make its look-up wait.
+    Raises OSError, Hung."""
+    if path[:6] not in ("/proc/", "/proc"):
+        return os.open(path, flags | os.O_CLOEXEC)
+    if (root := own_procfs()) >= 0:
+        return os.open(path[len("/proc/") :] or ".", flags | os.O_CLOEXEC, dir_fd=root)
+    fd = _open_known(path, flags)
     if fd >= 0:
         return fd
     if -fd not in _NOT_KNOWN:
@@ -63,8 +83,11 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def open_known(path: str) -> int:
-    """The same of names in memory alone: nobody is asked. Raises OSError."""
-    fd = _native.open_known(path, os.O_RDONLY)
+    """The same without our own instance of names in memory alone: nobody is asked. Raises
+    OSError."""
+    if own_procfs() >= 0:
+        return open_file(path)
+    fd = _open_known(path, os.O_RDONLY)
     if fd < 0:
         raise OSError(-fd, os.strerror(-fd), path)
     return fd
@@ -86,6 +109,13 @@ def read(path: str, limit: int) -> bytes:
 
 def names_in(path: str, most: int = 1 << 22) -> list[str]:
     """The first names in a folder of /proc, in the kernel's order. Raises OSError, Hung."""
+    if own_procfs() >= 0:
+        fd = open_file(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.scandir(fd) as entries:
+                return [it.name for it in islice(entries, most)]
+        finally:
+            os.close(fd)
     return _asked[0].names_in(_whose(path), _for_child(path), most)
 
 
@@ -107,6 +137,14 @@ def owner_of(pid: int) -> int:
         os.close(fd)
 
 
+def _open_known(path: str, flags: int) -> int:
+    try:
+        from sonde import _native
+    except ImportError:
+        return -errno.ENOSYS
+    return _native.open_known(path, flags)
+
+
 def _whose(path: str) -> int | None:
     match = _OF_PROCESS.match(path)
     return None if match is None or int(match[1]) == os.getpid() else int(match[1])
@@ -114,13 +152,3 @@ def _whose(path: str) -> int | None:
 
 def _for_child(path: str) -> str:
     return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
-
-
-def _look_up_ours() -> None:
-    """Names of this process, before anybody can know its number."""
-    for name in _OURS:
-        with suppress(OSError):
-            os.stat(f"/proc/self/{name}")  # noqa: PTH116
-
-
-_look_up_ours()

@@ -11,6 +11,12 @@ import re
 import time
 from contextlib import suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from sonde.procfs.proc_folder import here
+else:
+    from proc_folder import here
+
 NOWHERE = 0x7FFF_FFFF_FFFF_F000
 """An address at and above which no process has memory."""
 MAX_TASKS = 8
@@ -36,14 +42,14 @@ the machine returns."""
 
 def read_start(path: str, size: int) -> bytes:
     """The first bytes of a file of the kernel's."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
+    with open(here(path), "rb", buffering=0) as file:  # noqa: PTH123
         return file.read(size)
 
 
 def tasks_of(pid: int) -> list[str]:
     """The folder of a process, and those of threads that may have its memory where it has not."""
     try:
-        tids = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+        tids = os.listdir(here(f"/proc/{pid}/task"))  # noqa: PTH208
     except OSError:
         tids = []
     others = [f"/proc/{pid}/task/{tid}" for tid in tids if tid != str(pid)]
@@ -59,7 +65,7 @@ def take_map_lock(pid: int) -> None:
     """
     for task in tasks_of(pid):
         try:
-            fd = os.open(f"{task}/mem", os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(here(f"{task}/mem"), os.O_RDONLY | os.O_CLOEXEC)
         except PermissionError:  # pagemap needs fewer rights, but takes the lock for reading alone
             read_start(f"{task}/pagemap", 8)
             return
@@ -128,7 +134,7 @@ def cost_of(pid: int, inode: int) -> tuple[int, float]:
     """How often a process's lock is taken for a uprobe in a file, and how long each takes (s)."""
     times = 0
     for task in tasks_of(pid):
-        with open(f"{task}/maps", "rb", buffering=0) as file:  # noqa: PTH123
+        with open(here(f"{task}/maps"), "rb", buffering=0) as file:  # noqa: PTH123
             found = times_mapped(file.fileno(), inode)
         if found is not None:
             times = found
@@ -154,7 +160,7 @@ def wait_until_removable(inodes: set[int]) -> None:
     pause_s = 0.1
     while True:
         longest_s, is_crowded = 0.0, False
-        for name in os.listdir("/proc"):  # noqa: PTH208
+        for name in os.listdir(here("/proc")):  # noqa: PTH208
             if name.isdecimal():
                 began_s = time.monotonic()
                 with suppress(OSError):

@@ -10,6 +10,12 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from sonde.procfs.proc_folder import here
+else:
+    from proc_folder import here
+
 MAX_TASKS = 64
 """How many threads of a process are looked at for one that has not ended."""
 ENDED = (b"Z", b"X", b"x")
@@ -18,7 +24,7 @@ ENDED = (b"Z", b"X", b"x")
 
 def state_of(folder: str) -> tuple[bytes, int]:
     """State (one letter) of a task and number of its process's threads. Raises OSError."""
-    with open(f"{folder}/stat", "rb", buffering=0) as file:  # noqa: PTH123
+    with open(here(f"{folder}/stat"), "rb", buffering=0) as file:  # noqa: PTH123
         fields = file.read(4096).rpartition(b") ")[2].split()
     return (fields[0], int(fields[17])) if len(fields) > 17 else (b"X", 0)
 
@@ -29,7 +35,7 @@ def memory_task(pid: int) -> int:
         state, threads = state_of(f"/proc/{pid}")
         if state not in ENDED or threads < 2:
             return pid
-        with os.scandir(f"/proc/{pid}/task") as tasks:
+        with os.scandir(here(f"/proc/{pid}/task")) as tasks:
             for _, task in zip(range(MAX_TASKS), tasks, strict=False):
                 with suppress(OSError):
                     if task.name != str(pid) and state_of(task.path)[0] not in ENDED:

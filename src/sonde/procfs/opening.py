@@ -33,6 +33,10 @@ import time
 TYPE_CHECKING = False  # without typing, which the child would import for nothing
 if TYPE_CHECKING:
     from collections.abc import Iterator
+if TYPE_CHECKING or __package__:
+    from sonde.procfs.proc_folder import here
+else:
+    from proc_folder import here
 
 OPENING = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 OVERLAY_MAGIC, BTRFS_MAGIC = 0x794C7630, 0x9123683E
@@ -85,7 +89,7 @@ class Mounts:
         self.file: int | None = None
         for pid in ("1", "self"):
             try:
-                self.file = os.open(f"/proc/{pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+                self.file = os.open(here(f"/proc/{pid}/mountinfo"), os.O_RDONLY | os.O_CLOEXEC)
                 break
             except OSError:
                 continue
@@ -160,12 +164,12 @@ def device_of(fd: int, *pids: int) -> bytes | None:
 
     On overlayfs stat() shows another one, and before Linux 6.8 so do mappings.
     """
-    with open(f"/proc/self/fdinfo/{fd}", "rb") as file:  # noqa: PTH123
+    with open(here(f"/proc/self/fdinfo/{fd}"), "rb") as file:  # noqa: PTH123
         words = file.read().split()
     mount = words[words.index(b"mnt_id:") + 1]
     for who in (*pids, "self", 1):
         try:
-            mounts = os.open(f"/proc/{who}/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+            mounts = os.open(here(f"/proc/{who}/mountinfo"), os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue
         try:
@@ -243,8 +247,8 @@ def sees_our_files(pid: int) -> bool:
     if pid in (os.getpid(), os.getppid()):
         return True
     try:
-        ours, its = (os.readlink(f"/proc/{who}/ns/mnt") for who in ("self", pid))  # noqa: PTH115
-        return ours == its and os.readlink(f"/proc/{pid}/root") == "/"  # noqa: PTH115
+        ours, its = (os.readlink(here(f"/proc/{who}/ns/mnt")) for who in ("self", pid))  # noqa: PTH115
+        return ours == its and os.readlink(here(f"/proc/{pid}/root")) == "/"  # noqa: PTH115
     except PermissionError:
         return True  # without CAP_SYS_PTRACE: not known; `step` has nothing mounted for it either
     except OSError:
@@ -256,9 +260,9 @@ def hold(path: str, flags: int, who: int = 0) -> int:
     may be walked like one of our own."""
     pid, below = root_of(path)
     if not pid and (path.startswith("/proc/") or path[:1] != "/"):
-        return os.open(path, flags)
+        return os.open(here(path), flags)
     top = f"/proc/{pid}/root" if pid else "/"
-    root = os.open(top, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    root = os.open(here(top), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if pid or not who or sees_our_files(who):
             return hold_below(root, below if pid else path, flags)
@@ -288,7 +292,7 @@ def leads_everybody(path: str, handle: int, who: int) -> bool:
     """
     flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        if os.readlink(f"/proc/self/fd/{handle}") != path:  # noqa: PTH115
+        if os.readlink(here(f"/proc/self/fd/{handle}")) != path:  # noqa: PTH115
             return False
         walks = not who or sees_our_files(who)
         held = os.open("/", flags)
@@ -421,7 +425,7 @@ def open_file(
             raise OSError(errno.EINVAL, "not a regular file")
         if inode and found.st_ino != inode:
             raise OSError(errno.ESTALE, "another file")
-        fd = os.open(f"/proc/self/fd/{handle}", OPENING)
+        fd = os.open(here(f"/proc/self/fd/{handle}"), OPENING)
     finally:
         os.close(handle)
     which = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
@@ -455,12 +459,12 @@ def key_of(found: os.stat_result, kind: int, overlay: bytes | None) -> tuple[int
 
 def open_memory(path: str, device: int, size: int) -> int:
     """Open a memfd of this size to read and write it; `device`: of all memfds. Raises OSError."""
-    handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    handle = os.open(here(path), os.O_PATH | os.O_CLOEXEC)
     try:
         found = os.fstat(handle)
         is_memory = stat.S_ISREG(found.st_mode) and found.st_dev == device
         if not is_memory or found.st_nlink or found.st_size != size:
             raise OSError(errno.EINVAL, "no such memory")
-        return os.open(f"/proc/self/fd/{handle}", OPENING | os.O_RDWR)
+        return os.open(here(f"/proc/self/fd/{handle}"), OPENING | os.O_RDWR)
     finally:
         os.close(handle)

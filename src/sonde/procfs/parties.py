@@ -31,6 +31,7 @@ id itself is the party.
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import pwd
 from contextlib import suppress
@@ -60,7 +61,6 @@ _MAX_CLIMB: Final = 64
 _MAX_CGROUP_BYTES: Final = 1 << 16
 _IDENTITY: Final = [b"0", b"0", b"4294967295"]
 """uid_map of the machine's own user namespace."""
-_HAS_USER_NAMESPACES: Final = Path("/proc/self/uid_map").exists()
 
 
 def party_of(pid: int) -> int:
@@ -193,7 +193,12 @@ def _uid_map(pid: int) -> list[bytes] | None:
     except OSError as error:
         if error.errno == errno.ETIMEDOUT:
             raise
-    return None if _HAS_USER_NAMESPACES else _IDENTITY
+    return None if _has_user_namespaces() else _IDENTITY
+
+
+@functools.cache
+def _has_user_namespaces() -> bool:
+    return lookups.is_there("/proc/self/uid_map")
 
 
 def _uid_map_or_none(pid: int) -> list[bytes] | None:
@@ -221,9 +226,11 @@ class _Holders:
         """The ranges as the file has them now: (first id, number of ids, user)."""
         root = self._root()
         try:
-            changed_ns = _below(root, _SUBORDINATE).stat().st_mtime_ns
+            fd = _open(root, _SUBORDINATE)
         except OSError:
             return []
+        changed_ns = os.fstat(fd).st_mtime_ns
+        os.close(fd)
         if changed_ns != self._changed_ns:
             self._ranges, self._changed_ns = _ranges(root), changed_ns
         return self._ranges
@@ -251,26 +258,26 @@ def _mounts_of(process: Path) -> str:
         os.close(fd)
 
 
-def _below(root: Path | None, path: Path) -> Path:
-    return path if root is None else root / path.relative_to("/")
-
-
-def _lines_of(path: Path) -> list[str]:
+def _lines_of(root: Path | None, path: Path) -> list[str]:
     try:
-        with path.open("rb") as file:
+        with open(_open(root, path), "rb") as file:
             return os.fsdecode(file.read(_MAX_SUBORDINATE_BYTES)).split("\n")
     except OSError:
         return []
 
 
+def _open(root: Path | None, path: Path) -> int:
+    return lookups.open_file(f"{root or ''}{path}")
+
+
 def _ranges(root: Path | None) -> list[tuple[int, int, int]]:
     users: dict[str, int] = {}
     if root is not None:  # user names of the machine's, then those of our container's image
-        for line in _lines_of(_below(root, _PASSWD)):
+        for line in _lines_of(root, _PASSWD):
             with suppress(ValueError, IndexError):
                 users.setdefault(line.split(":")[0], int(line.split(":")[2]))
     found = []
-    for line in _lines_of(_below(root, _SUBORDINATE)):
+    for line in _lines_of(root, _SUBORDINATE):
         with suppress(KeyError, ValueError):
             name, first, count = line.strip().split(":")
             if name.isdecimal():

@@ -7,6 +7,7 @@ import heapq
 import os
 import time
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +17,6 @@ from sonde.procfs.files import read_file, read_link
 from sonde.procfs.ids import ids_of, is_gone
 from sonde.procfs.looks import LOOK_DEADLINE_S, PATIENT_S
 from sonde.procfs.names import printable, text
-from sonde.procfs.patience import Hung
 
 START_UNIT_NS: Final = 10_000_000
 """Starts of processes are cut to this, the unit of /proc."""
@@ -71,12 +71,8 @@ class Credentials:
 
 def pids() -> list[int]:
     """Every process that /proc shows; that it showed before, while that is kept locked."""
-    try:
+    with suppress(OSError):  # it is kept locked, or the child that was asked ended
         _known_pids[:] = [int(name) for name in lookups.names_in("/proc") if name.isdecimal()]
-    except Hung:
-        pass
-    except OSError:
-        return []
     return list(_known_pids)
 
 

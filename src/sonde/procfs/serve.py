@@ -32,6 +32,7 @@ if __name__ == "__main__" and not TYPE_CHECKING:
     from map_costs import cost_of, take_map_lock, tasks_of, times_mapped, wait_until_removable
     from memory_tasks import elsewhere, memory_task
     from opening import Mounts, open_file, open_memory, status_of
+    from proc_folder import here, use
 else:
     from sonde.procfs.map_costs import (
         cost_of,
@@ -42,6 +43,7 @@ else:
     )
     from sonde.procfs.memory_tasks import elsewhere, memory_task
     from sonde.procfs.opening import Mounts, open_file, open_memory, status_of
+    from sonde.procfs.proc_folder import here, use
 
 CONTROL = 0
 """Descriptor of the socket."""
@@ -56,7 +58,7 @@ KEPT_S = 3600
 
 
 def read_file(path: str, limit: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(here(path), os.O_RDONLY | os.O_CLOEXEC)
     try:
         pieces = []
         while limit > 0 and (piece := os.read(fd, min(limit, 1 << 18))):
@@ -79,7 +81,7 @@ def links_of(folder: str, limit: int, prefix: bytes) -> tuple[list[bytes], bool]
     """Where the first `limit` descriptors of /proc/PID/fd lead to, as far as it begins like this,
     each once; and whether there are more descriptors."""
     found: dict[bytes, None] = {}
-    with os.scandir(os.fsencode(folder)) as entries:
+    with os.scandir(os.fsencode(here(folder))) as entries:
         for entry in islice(entries, limit):
             with suppress(OSError):
                 link = os.readlink(entry.path)  # noqa: PTH115
@@ -93,7 +95,7 @@ def links_at(folder: str, names: list[int]) -> list[bytes]:
     found = []
     for name in names:
         try:
-            found.append(os.readlink(os.fsencode(f"{folder}/{name}")))  # noqa: PTH115
+            found.append(os.readlink(os.fsencode(here(f"{folder}/{name}"))))  # noqa: PTH115
         except OSError:
             found.append(b"")
     return found
@@ -149,8 +151,8 @@ class Waits:
     @staticmethod
     def queued() -> float:
         """For a CPU, so far; 0 where the kernel keeps no such times (CONFIG_SCHED_INFO)."""
-        with suppress(OSError, ValueError, IndexError), open("/proc/self/schedstat", "rb") as file:  # noqa: PTH123
-            return int(file.read(128).split()[1]) / 1e9
+        with suppress(OSError, ValueError, IndexError):
+            return int(read_file("/proc/self/schedstat", 128).split()[1]) / 1e9
         return 0.0
 
 
@@ -192,7 +194,7 @@ class Server:
     def first(self, number: int, path: str, limit: int) -> bytes:
         if number in self.held:
             os.close(self.held.pop(number))
-        self.held[number] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.held[number] = os.open(here(path), os.O_RDONLY | os.O_CLOEXEC)
         return self.more(number, limit)
 
     def more(self, number: int, limit: int) -> bytes:
@@ -207,7 +209,7 @@ class Server:
         try:
             for task in tasks_of(pid):
                 with suppress(OSError):
-                    fds.append(os.open(f"{task}/maps", os.O_RDONLY | os.O_CLOEXEC))
+                    fds.append(os.open(here(f"{task}/maps"), os.O_RDONLY | os.O_CLOEXEC))
             self.answer(0, None)
             found = (times_mapped(fd, inode) for fd in fds)
             self.answer(0, next((it > 0 for it in found if it is not None), False))
@@ -271,29 +273,29 @@ class Server:
             self.inodes.update(rest)
             self.answer(0, None)
         elif kind == "link":
-            self.answer(0, os.fsencode(of_process(rest[0], os.readlink)))
+            self.answer(0, os.fsencode(of_process(rest[0], lambda it: os.readlink(here(it)))))  # noqa: PTH115
         elif kind == "links":
             path, limit, prefix = rest
             self.answer(0, of_process(path, lambda it: links_of(it, limit, prefix)))
         elif kind == "links at":
             self.answer(0, links_at(*rest))
         elif kind == "inode":
-            self.answer(0, of_process(rest[0], os.stat).st_ino)
+            self.answer(0, of_process(rest[0], lambda it: os.stat(here(it))).st_ino)  # noqa: PTH116
         elif kind == "which":
             path, *who = rest
             found, is_for_all = of_process(path, lambda it: status_of(it, *who))
             self.answer(0, (found.st_dev, found.st_ino, found.st_uid, is_for_all))
         elif kind == "device":
-            found = of_process(rest[0], os.stat)
+            found = of_process(rest[0], lambda it: os.stat(here(it)))  # noqa: PTH116
             self.answer(0, found.st_rdev if stat.S_ISCHR(found.st_mode) else 0)
         elif kind == "look up":
             path, flags = rest
             wait_for_folders(path)
-            self.answer(0, None, os.open(path, flags | os.O_CLOEXEC))
+            self.answer(0, None, os.open(here(path), flags | os.O_CLOEXEC))
         elif kind == "names":
             path, most = rest
             wait_for_folders(path)
-            with os.scandir(path) as entries:
+            with os.scandir(here(path)) as entries:
                 self.answer(0, [it.name for it in islice(entries, most)])
         elif kind == "write":
             self.write(*rest)
@@ -312,7 +314,7 @@ class Server:
             if path.endswith("/mem"):  # it opens without memory, too
                 path = elsewhere(path) or path
             flags = os.O_RDONLY | os.O_CLOEXEC
-            self.held[number] = of_process(path, lambda it: os.open(it, flags))
+            self.held[number] = of_process(path, lambda it: os.open(here(it), flags))
             self.answer(0, None)
         elif kind == "first":  # most files end with it: then nothing stays open
             number, path, limit = rest
@@ -341,7 +343,7 @@ def wait_for_folders(path: str) -> None:
     begin_listing = listing()
     end = 0
     while (end := path.find("/", end + 1)) > 0:
-        fd = os.open(path[:end], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = os.open(here(path[:end]), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             begin_listing(fd)
         finally:
@@ -371,10 +373,15 @@ def outlive(inodes: set[int]) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) > 1:
+        use(int(sys.argv[1]))
+    with suppress(OSError), open(here("/proc/self/oom_score_adj"), "wb") as file:  # noqa: PTH123
+        file.write(b"1000")  # where memory is short, the kernel ends this process before its parent
     link = socket.socket(fileno=CONTROL)
     server = Server(link)
-    with suppress(OSError):
-        os.stat("/proc/self/stat")  # noqa: PTH116 (so that our parent finds it in memory)
+    if len(sys.argv) < 2:  # so that our parent finds it in memory
+        with suppress(OSError):
+            os.stat("/proc/self/stat")  # noqa: PTH116
     server.answer(0, None)
     buffer = b""
     while True:

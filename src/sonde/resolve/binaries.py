@@ -337,7 +337,7 @@ def _dump_vdso() -> Binary | None:
             start, _, end = line.partition(b" ")[0].partition(b"-")
             binary = Binary("vdso")
             try:
-                with open("/proc/self/mem", "rb", buffering=0) as memory:  # noqa: PTH123
+                with open(procfs.open_file("/proc/self/mem"), "rb", buffering=0) as memory:  # noqa: PTH123
                     image = os.pread(memory.fileno(), int(end, 16) - int(start, 16), int(start, 16))
                 fd = os.memfd_create("vdso", os.MFD_CLOEXEC)
             except OSError:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from sonde import metrics
+from sonde import metrics, procfs
 from sonde.collect.polling import NORMAL_S, Points, SourceUnavailable
 
 READ_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class KernelFile:
         raw = bytearray()
         try:
             if self._fd < 0:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                self._fd = procfs.open_file(self._path)
             # A seq_file returns a page or so at a time, however much is requested.
             while len(raw) < max_bytes:
                 piece = os.pread(self._fd, min(READ_BYTES, max_bytes - len(raw)), len(raw))
