@@ -149,8 +149,15 @@ def is_public(links: BuildIdLinks) -> bool:
 
 @pytest.mark.parametrize(
     ("home", "file"),
-    [(0o700, 0o755), (0o750, 0o755), (0o705, 0o755), (0o755, 0o700), (0o755, 0o711)],
-    ids=["home", "for a group", "not for a group", "file", "to run alone"],
+    [
+        (0o700, 0o755),
+        (0o711, 0o755),
+        (0o750, 0o755),
+        (0o705, 0o755),
+        (0o755, 0o700),
+        (0o755, 0o711),
+    ],
+    ids=["home", "a home to pass", "for a group", "not for a group", "file", "to run alone"],
 )
 def test_nobody_else_learns_who_ran_a_file_that_not_everybody_can_read(
     links: BuildIdLinks, ran: Ran, home: int, file: int
@@ -415,3 +422,19 @@ def test_which_files_everybody_can_reach(place: Path, elsewhere: int) -> None:
     place.chmod(0o700)
     assert not opening.status_of(str(shown), elsewhere)[1]
     assert procfs.identity_of(str(shown), None)[1] == shown.stat().st_ino
+
+
+def test_a_file_that_cannot_be_looked_up_in_time_makes_no_dispute(
+    links: BuildIdLinks, ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a user who has another one's look-ups hang would have their links hidden for ever."""
+
+    def hang(*_: object) -> None:
+        raise procfs.Hung("1")
+
+    path = ran(ALICE)
+    record(links, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(procfs.BROKER, "ask_of_file", hang)
+        links.record(BUILD_ID, str(path), path.stat(), 1, BOB)
+    assert found_by(BOB, links) == path

@@ -75,9 +75,9 @@ NOT_IN_MEMORY = {errno.EAGAIN, errno.EINVAL, errno.ENOSYS, errno.EPERM}
 """Of RESOLVE_CACHED: EAGAIN, or it is not known: EINVAL before Linux 5.12, ENOSYS before 5.6, EPERM
 by a seccomp filter that is older."""
 PROC_MAGIC, AUTOFS_MAGIC = 0x9FA0, 0x0187
-READABLE, SEARCHABLE = 0o044, 0o011
-"""Modes of a file and a folder that are for everybody: a user of the group has not the rights of
-others, but the group's."""
+READABLE, LISTABLE = 0o044, 0o055
+"""Modes of a file, and of a folder whose names everybody can see, that are for everybody: a user of
+the group has not the rights of others, but the group's."""
 MAX_LINKS = 40
 """Symbolic links of a path that are followed, as the kernel has it."""
 
@@ -285,7 +285,7 @@ def status_of(path: str, who: int = 0) -> tuple[os.stat_result, bool]:
 
 
 def leads_everybody(path: str, handle: int, who: int) -> bool:
-    """Whether every user can pass the folders of a path, which has led to `handle`.
+    """Whether every user can pass and list the folders of a path, which has led to `handle`.
 
     No, where a symbolic link is on the way. The kernel has these folders in memory now, so looking
     at them asks no disk or server that the look-up of the path has not asked.
@@ -299,7 +299,7 @@ def leads_everybody(path: str, handle: int, who: int) -> bool:
         try:
             for name in (*path.split("/")[1:-1], ""):
                 mode = os.fstat(held).st_mode
-                if not stat.S_ISDIR(mode) or mode & SEARCHABLE != SEARCHABLE:
+                if not stat.S_ISDIR(mode) or mode & LISTABLE != LISTABLE:
                     return False
                 if name:
                     above = held

@@ -291,10 +291,12 @@ def _leads_to(path: str, opened: os.stat_result, pid: int | None) -> tuple[bool,
     """Whether a path that another user may control leads to the opened file here, and whether every
     user of the machine can reach it there and read it. Of a process that may see other files by its
     paths, what the kernel has in memory is looked at, which has a file that runs: no disk or server
-    is asked, nor an automounter (procfs/opening.py)."""
+    is asked, nor an automounter (procfs/opening.py). Raises Hung."""
     try:
         *found, is_for_all = procfs.BROKER.ask_of_file(pid, ("which", path, pid or 0))
         return tuple(found[:2]) == (opened.st_dev, opened.st_ino), is_for_all
+    except procfs.Hung:
+        raise  # it is not known: no reason for a dispute
     except (OSError, ValueError):
         return False, False
 
