@@ -58,7 +58,7 @@ class ThreadDump:
 
     def __init__(self, kernel: Kernel, pid: int, sampler: CpuSampler) -> None:
         """`kernel` and `sampler` watch `pid`, and few others. Raises HostError."""
-        room = {"dumped": room_for(len(tids_of(pid)))}
+        room = {"dumped": room_for(len(procfs.tids(pid)))}
         try:
             self._bpf = kernel.load(BpfObject("dump", {"dump_tgid": pid}, max_entries=room))
         except KernelUnsupported as error:
@@ -77,10 +77,10 @@ class ThreadDump:
     def take(self) -> list[ThreadState]:
         """Every thread, by number. A thread that runs is looked at until it was seen or sleeps, at
         most `MAX_PASSES` times."""
-        before = tids_of(self._pid)
+        before = procfs.tids(self._pid)
         threads = self._iterate()
         # Those that were there all the time.
-        self.left_out = len(before & tids_of(self._pid) - threads.keys())
+        self.left_out = len(before & procfs.tids(self._pid) - threads.keys())
         left = {tid for tid, it in threads.items() if not it.stack_id and it.state == "R"}
         if left and not self._is_given_up:
             self._sampler.start()
@@ -143,11 +143,6 @@ class ThreadDump:
     def losses(self) -> Mapping[str, int]:
         """What was lost, by name."""
         return self._sampler.losses()
-
-
-def tids_of(pid: int) -> set[int]:
-    """The threads of a process; empty where it is gone."""
-    return procfs.tids(pid)
 
 
 def room_for(threads: int) -> int:

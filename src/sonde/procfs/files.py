@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +18,11 @@ from typing import Final
 
 from sonde.procfs import lookups
 from sonde.procfs.broker import BROKER
+from sonde.procfs.lookups import for_child, whose
 
 QUIETLY: Final = os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
 """Flags to open what others may have made: it neither blocks nor becomes our terminal."""
 
-_OF_PROCESS: Final = re.compile(r"/proc/([0-9]+)/(.*)", re.DOTALL)
 _MAX_LINES_BYTES: Final = 4 << 20
 _WITHOUT_LOCKS: Final = frozenset({"cgroup", "comm", "limits", "mountinfo", "statm", "status"})
 """Files of /proc/PID that take none of the locks that the process can hold for long
@@ -46,13 +45,6 @@ class Opened:
     key: tuple[int, int, int] | None
     """(major, minor, inode) that no other file has, of any owner; None where that is not known.
     Mappings of it show the same, unless it is strange."""
-
-
-def whose(path: str) -> int | None:
-    """The process that may make readers of a path wait: that of /proc/PID/…; None of another path,
-    and for this process."""
-    match = _OF_PROCESS.match(path)
-    return None if match is None or int(match[1]) == os.getpid() else int(match[1])
 
 
 def _takes_no_lock(path: str) -> bool:
@@ -88,11 +80,6 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
     else:
         raw = lookups.read(path, sys.maxsize if pid is None else _MAX_LINES_BYTES)
     return raw.decode("utf-8", "replace").split("\n")
-
-
-def _for_child(path: str) -> str:
-    """A path by which the child of the broker finds what `path` is for us."""
-    return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1) if path[:6] == "/proc/" else path
 
 
 def read_link(path: str, deadline_s: float | None = None) -> str:
@@ -135,7 +122,7 @@ def read_inode(path: str) -> int:
 def character_device(path: str) -> int:
     """Number of the character device that a link of /proc/PID leads to, 0 of anything else. Raises
     OSError."""
-    number: int = BROKER.ask_of_file(whose(path), ("device", _for_child(path)))
+    number: int = BROKER.ask_of_file(whose(path), ("device", for_child(path)))
     return number
 
 
@@ -144,7 +131,7 @@ def identity_of(path: str, who: int | None) -> tuple[int, int, int]:
 
     `who`: the process that chose the path.
     """
-    device, inode, user, _ = BROKER.ask_of_file(who, ("which", _for_child(path)))
+    device, inode, user, _ = BROKER.ask_of_file(who, ("which", for_child(path)))
     return device, inode, user
 
 
@@ -172,7 +159,7 @@ def open_stable(
     and `copy_bytes` of memory are enough for one. `inode`: which the file must have; 0: any."""
     pid = whose(path) or who
     follow = follow or "/map_files/" in path
-    asked = ("open", _for_child(path), follow, pid or os.getpid(), inode, copy_bytes)
+    asked = ("open", for_child(path), follow, pid or os.getpid(), inode, copy_bytes)
     try:
         (is_copy, which, is_strange, key), fd = BROKER.open(pid, (*asked, False), (*asked, True))
     except (OSError, ValueError):
@@ -187,7 +174,7 @@ def open_memory(path: str, size: int) -> int | None:
     Raises OSError where it may not be opened, or is gone.
     """
     try:
-        _, fd = BROKER.open(whose(path), ("memory", _for_child(path), _memory_device(), size))
+        _, fd = BROKER.open(whose(path), ("memory", for_child(path), _memory_device(), size))
     except OSError as error:
         if error.errno == errno.EINVAL:
             return None

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Final
 
 from sonde.procfs.broker import BROKER
-from sonde.procfs.files import whose
+from sonde.procfs.lookups import whose
 
 _numbers: Final = count(1)
 

@@ -79,7 +79,7 @@ def open_file(path: str, flags: int = os.O_RDONLY) -> int:
         return fd
     if -fd not in _NOT_KNOWN:
         raise OSError(-fd, os.strerror(-fd), path)
-    return _asked[0].look_up(_whose(path), _for_child(path), flags)
+    return _asked[0].look_up(whose(path), for_child(path), flags)
 
 
 def open_known(path: str) -> int:
@@ -116,7 +116,7 @@ def names_in(path: str, most: int = 1 << 22) -> list[str]:
                 return [it.name for it in islice(entries, most)]
         finally:
             os.close(fd)
-    return _asked[0].names_in(_whose(path), _for_child(path), most)
+    return _asked[0].names_in(whose(path), for_child(path), most)
 
 
 def is_there(path: str) -> bool:
@@ -145,10 +145,15 @@ def _open_known(path: str, flags: int) -> int:
     return _native.open_known(path, flags)
 
 
-def _whose(path: str) -> int | None:
+def whose(path: str) -> int | None:
+    """The process that may make readers of a path wait: that of /proc/PID/…; None of another path,
+    and for this process."""
     match = _OF_PROCESS.match(path)
     return None if match is None or int(match[1]) == os.getpid() else int(match[1])
 
 
-def _for_child(path: str) -> str:
-    return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
+def for_child(path: str) -> str:
+    """A path by which the child of the broker finds what `path` is for us."""
+    if path.startswith("/proc/self/"):
+        return path.replace("/proc/self/", f"/proc/{os.getpid()}/", 1)
+    return path
