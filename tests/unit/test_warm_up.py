@@ -18,11 +18,16 @@ class Walker:
 
     def __init__(self, reports_ongoing=False):
         self.drained = []
+        self.counted_from = []
         self.reports_ongoing = reports_ongoing
 
     def drain(self, since_ns, to_the_end):
         self.drained.append((since_ns, to_the_end))
         return Batch(seen=7)
+
+    def count_from_now(self, since_ns):
+        self.counted_from.append(since_ns)
+        return Batch(seen=2)
 
 
 def took_s(ends):
@@ -41,8 +46,10 @@ def test_it_is_over_soon_where_walks_lack_nothing():
 
 def test_what_goes_on_is_read_right_before_the_recording_begins():
     waits, cpu = Walker(reports_ongoing=True), Walker()
-    warming.warm_up([waits, cpu], lambda gap_ms: time.sleep(gap_ms / 1e3), dict)
-    assert waits.drained[0][0] >= cpu.drained[0][0]
+    batches = warming.warm_up([waits, cpu], lambda gap_ms: time.sleep(gap_ms / 1e3), dict)
+    assert [batch.seen for batch in batches] == [7, 7, 2]
+    assert not cpu.counted_from
+    assert waits.counted_from[0] >= max(waits.drained[0][0], cpu.drained[0][0])
 
 
 def test_it_waits_while_walks_lack_something():

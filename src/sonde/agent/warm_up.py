@@ -42,6 +42,8 @@ def warm_up(
         ended = ends()
         if (lack := sum(ended.get(name, 0) for name in LACKING)) != lacked:
             lacked, quiet_since_s = lack, now_s
-    # Those that count what goes on come last: the recording begins right after.
-    in_turn = sorted(walkers, key=lambda it: it.reports_ongoing)
-    return [collector.drain(time.monotonic_ns(), to_the_end=True) for collector in in_turn]
+    batches = [collector.drain(time.monotonic_ns(), to_the_end=True) for collector in walkers]
+    # What goes on is counted up to here again: the recording begins right after, and drains took
+    # a while.
+    ongoing = [collector for collector in walkers if collector.reports_ongoing]
+    return [*batches, *(it.count_from_now(time.monotonic_ns()) for it in ongoing)]

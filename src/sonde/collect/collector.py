@@ -122,6 +122,11 @@ class Collector(ABC):
         `to_the_end`: a chunk ends here, so sum up what is still going on too.
         """
 
+    def count_from_now(self, since_ns: int) -> Batch:
+        """As `drain`, to the end, right before a recording begins: what goes on counts from here,
+        so this takes little time. Of collectors that report it (`reports_ongoing`)."""
+        return self.drain(since_ns, to_the_end=True)
+
     @abstractmethod
     def stop(self) -> None:
         """Detach. Rows not drained yet stay readable."""

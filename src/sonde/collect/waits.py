@@ -156,14 +156,22 @@ class WaitCollector(Collector):
 
     def drain(self, since_ns: int, to_the_end: bool) -> Batch:
         """Totals of each thread by reason, weighted stacks, and the long waits one by one."""
+        batch = self._counted(since_ns, to_the_end)
+        if activity := batch.rows.get("activity"):
+            activity += self._peers.rows(since_ns, activity)
+        return batch
+
+    def count_from_now(self, since_ns: int) -> Batch:
+        """What was counted so far, without looks at peers, which take a while."""
+        return self._counted(since_ns, to_the_end=True)
+
+    def _counted(self, since_ns: int, to_the_end: bool) -> Batch:
         if self._scan is not None and self._switches and (to_the_end or self._misses_threads()):
             self._iterators.run(self._scan)
         batch = Batch()
         self._add_rows(batch, since_ns, self._bpf.drain("waits"), self._small)
         self._add_rests(batch, since_ns, self._small, to_the_end)
         self._add_spans(batch)
-        if activity := batch.rows.get("activity"):
-            activity += self._peers.rows(since_ns, activity)
         if to_the_end:
             estimated = sum(row[0] for row in self._bpf.values("wait_pressure", 0, per_cpu=True))
             batch.metrics.append((since_ns, "sonde.waits.estimated", "", float(estimated)))
