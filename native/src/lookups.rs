@@ -79,8 +79,15 @@ fn own_procfs() -> c_int {
     }
 }
 
+/// From now on native code looks /proc up in this instance, whose root stays open.
+#[pyfunction]
+fn use_procfs(root: c_int) {
+    sonde_procfs::use_instance(root);
+}
+
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(open_known, module)?)?;
     module.add_function(wrap_pyfunction!(own_procfs, module)?)?;
+    module.add_function(wrap_pyfunction!(use_procfs, module)?)?;
     Ok(())
 }

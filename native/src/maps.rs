@@ -428,7 +428,8 @@ pub fn array_values(fd: RawFd, index: u32, value_size: usize, per_cpu: bool) -> 
 
 /// Bytes that the kernel holds for a map, as it reports in fdinfo; 0 where it does not.
 pub fn memory_bytes(fd: RawFd) -> u64 {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let info = sonde_procfs::read(format!("/proc/self/fdinfo/{fd}")).unwrap_or_default();
+    let info = String::from_utf8_lossy(&info);
     info.lines()
         .find_map(|line| line.strip_prefix("memlock:"))
         .and_then(|value| value.trim().parse().ok())

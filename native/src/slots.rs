@@ -3,7 +3,6 @@
 //! relocations of their files, and in the data that they have written. The process can make all of that
 //! up: the injected library checks each slot again.
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -208,7 +207,7 @@ fn parts(base: u64, imports: &Imports) -> Vec<Span> {
 
 /// Files of which the first page and code are mapped, and whether there may be more.
 fn modules_of(pid: i32) -> std::io::Result<(Vec<Module>, bool)> {
-    let maps = File::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS_BYTES);
+    let maps = sonde_procfs::open(format!("/proc/{pid}/maps"))?.take(MOST_MAPS_BYTES);
     let mut lines = BufReader::with_capacity(1 << 16, maps);
     let mut modules: Vec<Module> = Vec::new();
     let mut candidate: Option<Module> = None;

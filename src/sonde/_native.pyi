@@ -527,6 +527,10 @@ def own_procfs() -> int:
     keep locked, a folder of it. Else an error's number, negated: without CAP_SYS_ADMIN, and before
     Linux 5.8, where all mounts of a pid namespace are one."""
 
+def use_procfs(root: int) -> None:
+    """From now on the functions of this module look paths of /proc up in this instance of procfs,
+    by a descriptor of its root, which stays open."""
+
 def build_id(path: str) -> str:
     """The build id of an ELF file in hex, '' where it has none or is no ELF file."""
 

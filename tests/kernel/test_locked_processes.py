@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +17,14 @@ from pathlib import Path
 import pytest
 from folder_locks import locked
 
+import units
 from sonde import procfs
 
 LIMIT_S = 20
 RECORD_S = 60
 """For a recording: the first one of a machine takes its time where it is busy."""
+UNIT_S = 15
+"""With the manager that applies the unit."""
 USER = 31_337
 UNPRIVILEGED = ("setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
 """Without CAP_SYS_ADMIN nothing can be mounted."""
@@ -89,6 +93,18 @@ def test_it_is_read_like_others(held: int) -> None:
     assert took_s < 3
 
 
+def test_native_code_waits_for_nobody_either(held: int) -> None:
+    program = """
+import sys
+from sonde import _native, procfs
+procfs.pids()
+print(_native.build_id(f"/proc/{sys.argv[1]}/exe") == _native.build_id("/usr/bin/sleep") != "")
+"""
+    lines, took_s = in_time(program, str(held))
+    assert lines == ["True"]
+    assert took_s < 3
+
+
 def test_without_a_privilege_every_read_of_it_ends_and_its_user_pays(held: int) -> None:
     (first, second, third), took_s = in_time(READ, str(held), before=UNPRIVILEGED)
     assert first == "False None False"
@@ -107,6 +123,20 @@ stat = procfs.read_stat(held)
 print(stat and stat.comm, procfs.party_of(other), procfs.read_comm(other, other))
 print([it.comm if it else None for it in procfs.read_stats([held, other])], other in procfs.pids())
 """
+
+
+@pytest.mark.skipif(not units.can_run(), reason="needs systemd")
+@pytest.mark.parametrize("unit", ["sonde.service", "sonde-metrics.service"])
+def test_under_a_unit_it_is_read_like_others(held: int, unit: str) -> None:
+    """Its /proc is an instance that its user does not see."""
+    folder = Path(tempfile.mkdtemp(prefix="sonde-test-", dir="/var/lib"))
+    try:
+        before = units.under(unit, folder, {}, daemon=False)
+        lines, took_s = in_time(READ, str(held), before=before)
+    finally:
+        folder.rmdir()
+    assert lines == ["True sleep True", f"{USER} True sleep", "0 0"]
+    assert took_s < UNIT_S
 
 
 @BOTH

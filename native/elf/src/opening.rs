@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crate::file::malformed;
@@ -34,14 +34,13 @@ impl Identity {
 /// file.
 pub fn open(path: &Path) -> Result<(File, Identity)> {
     // O_PATH opens nothing: to open a device, a pipe or a terminal could start something, or wait.
-    open_held(&File::options().read(true).custom_flags(libc::O_PATH).open(path)?)
+    open_held(&sonde_procfs::open_with(path, libc::O_PATH)?)
 }
 
 /// The same of a path below a folder, which is the root directory for its links: they lead below it, and
 /// magic links of /proc are refused. Errors: also where the kernel has no openat2() (before 5.6).
 pub fn open_in_root(root: &Path, path: &Path) -> Result<(File, Identity)> {
-    let flags = libc::O_PATH | libc::O_DIRECTORY;
-    let root = File::options().read(true).custom_flags(flags).open(root)?;
+    let root = sonde_procfs::open_with(root, libc::O_PATH | libc::O_DIRECTORY)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: all zeros is a valid open_how.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
@@ -63,7 +62,7 @@ fn open_held(held: &File) -> Result<(File, Identity)> {
     identity_of(held)?;
     let quietly = libc::O_NONBLOCK | libc::O_NOCTTY;
     let same = format!("/proc/self/fd/{}", held.as_raw_fd());
-    let file = File::options().read(true).custom_flags(quietly).open(same)?;
+    let file = sonde_procfs::open_with(same, quietly)?;
     let identity = identity_of(&file)?;
     Ok((file, identity))
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stopping one thread where it may be borrowed, and putting it back as it was found.
-use std::fs::read_to_string;
 use std::time::{Duration, Instant};
 
 use libc::{pid_t, user_regs_struct};
@@ -65,9 +64,10 @@ pub struct Program<'a> {
 /// system call that cannot be restarted, so it should meet only calls that were chosen.
 fn sleeps(pid: pid_t, it: &Candidate) -> bool {
     // NR ARG1 … ARG6 SP PC, or "running" (proc_pid_syscall(5)).
-    let Ok(text) = read_to_string(format!("/proc/{pid}/task/{}/syscall", it.tid)) else {
+    let Ok(text) = sonde_procfs::read(format!("/proc/{pid}/task/{}/syscall", it.tid)) else {
         return false;
     };
+    let text = String::from_utf8_lossy(&text);
     let mut words = text.split_ascii_whitespace();
     let call = words.next().and_then(|word| word.parse().ok());
     let sp = words.nth(6).and_then(|word| word.strip_prefix("0x"));

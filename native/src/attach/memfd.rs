@@ -7,7 +7,7 @@
 //! has (pidfd_getfd), and the duplicate, which nobody else can replace, is checked to be an empty memfd
 //! before a byte is written. A memfd of this process could not be handed over: the other may not open
 //! /proc/PID/fd of it, and no system call gives a descriptor to a process without its help.
-use std::fs::{read_link, File};
+use std::fs::File;
 use std::io::Error;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -84,7 +84,7 @@ fn require_empty_memfd(file: &File, name: &str) -> Result<(), String> {
     if found.len() != 0 {
         return another("not empty");
     }
-    let shown = read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let shown = sonde_procfs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     if shown.is_ok_and(|it| it.as_os_str() == format!("/memfd:{name} (deleted)").as_str()) {
         Ok(())
     } else {

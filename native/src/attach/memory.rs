@@ -9,7 +9,7 @@
 //! with ESRCH once the thread is gone. That writes to the program that the thread runs at that moment:
 //! a stopped thread executes no other, and one that is about to is let go (trace.rs); besides, nothing
 //! is written where the auxiliary vector is not the one from before.
-use std::fs::{read, File};
+use std::fs::File;
 use std::io::{Error, Result as IoResult};
 use std::os::unix::fs::FileExt;
 
@@ -30,7 +30,7 @@ impl Memory {
     /// tid was its own: a traced thread keeps its tid until its end is waited for. None: it runs
     /// another program than the one with this auxiliary vector.
     pub fn of(thread: Thread, auxv: &[u8]) -> IoResult<Option<Self>> {
-        let file = File::open(format!("/proc/{}/mem", thread.tid))?;
+        let file = sonde_procfs::open(format!("/proc/{}/mem", thread.tid))?;
         thread.regs().map_err(|_| Error::from_raw_os_error(libc::ESRCH))?;
         let it = Self { file, thread, auxv: auxv.to_vec() };
         Ok(it.is_current().then_some(it))
@@ -80,5 +80,5 @@ impl Memory {
 /// that two programs have the same only without address space randomization, and never where one of
 /// them runs with other rights (AT_SECURE, AT_UID).
 fn auxiliary_vector(tid: pid_t) -> IoResult<Vec<u8>> {
-    read(format!("/proc/{tid}/auxv"))
+    sonde_procfs::read(format!("/proc/{tid}/auxv"))
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ptrace, step by step: to a system call's boundary, to a stop in the kernel's signal path.
-use std::fs::File;
 use std::io::{Error, Read, Result as IoResult};
 use std::mem::{size_of, zeroed};
 use std::ptr::{from_mut, from_ref, null_mut};
@@ -219,7 +218,7 @@ impl Thread {
     /// none of the process's locks.
     fn is_at_work(self) -> bool {
         let mut head = [0u8; STATUS_BYTES];
-        let read = File::open(format!("/proc/{}/task/{}/status", self.pid, self.tid))
+        let read = sonde_procfs::open(format!("/proc/{}/task/{}/status", self.pid, self.tid))
             .and_then(|mut file| file.read(&mut head));
         let lines = &head[..read.unwrap_or(0)];
         let mut states = lines.split(|byte| *byte == b'\n').filter_map(|line| {

@@ -66,7 +66,7 @@ impl Memory {
     pub fn new(pid: i32, most_bytes: u64) -> Memory {
         Memory {
             pid,
-            pagemap: File::open(format!("/proc/{pid}/pagemap")).ok(),
+            pagemap: sonde_procfs::open(format!("/proc/{pid}/pagemap")).ok(),
             bytes_left: most_bytes,
             bytes_read: 0,
             since: (Instant::now(), 0),

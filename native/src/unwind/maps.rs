@@ -85,7 +85,7 @@ fn source_of(table: &Table, path: &Path) -> Result<Source> {
         table.place_of_rows(page).map(Some).ok_or_else(|| Error::from_raw_os_error(libc::EINVAL))
     };
     let pages = (0..table.page_rows.len() - 1).map(place).collect::<Result<_>>()?;
-    Ok(Source { pages, file: File::open(path)? })
+    Ok(Source { pages, file: sonde_procfs::open(path)? })
 }
 
 /// An OSError with the kernel's number, which Python needs.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The functions of the running Linux kernel and its modules, from /proc/kallsyms.
-use std::fs::File;
 use std::io::{BufRead, BufReader, Result};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -172,7 +171,7 @@ impl Kallsyms {
         };
         let is_due = self.next_read.is_none_or(|at| now >= at);
         if is_due && may_have_changed(&self.table) {
-            let file = File::open(&self.path);
+            let file = sonde_procfs::open(&self.path);
             let lines = file.map(|it| BufReader::with_capacity(READ_BYTES, it));
             // Where it cannot be read, or has no addresses any more, what was read before holds; where
             // nothing was, frames have no names.

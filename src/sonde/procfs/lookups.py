@@ -7,7 +7,8 @@ is refused anyway queues for the lock and has everybody else's listing of that f
 look-up in it of a name that is not in memory yet, wait; no signal ends such a look-up.
 
 So we have an instance of procfs that is mounted nowhere (CAP_SYS_ADMIN, Linux 5.8): its folders
-are others than those that anybody else can list, and lead to the same processes.
+are others than those that anybody else can list, and lead to the same processes. Units of systemd
+and containers, which have no such privilege, have an instance that nobody else can open at /proc.
 
 Where that cannot be had, a name is looked up here only where the kernel has it in memory, which
 takes no lock (openat2(2) with RESOLVE_CACHED, Linux 5.12; of processes from 5.16 on). All others,
@@ -54,17 +55,23 @@ def ask(child: Asked) -> None:
 def own_procfs() -> int:
     """The root of our own instance of procfs; -1: there is none."""
     if not _own:
-        try:
-            from sonde import _native
-
-            root = _native.own_procfs()
-        except ImportError:  # who needs it more reports that
-            root = -1
-        if root >= 0 and os.readlink("self", dir_fd=root) != os.readlink("/proc/self"):  # noqa: PTH115
-            os.close(root)  # /proc has the numbers of another pid namespace
-            root = -1
-        _own.append(max(root, -1))
+        _own.append(_make_own())
     return _own[0]
+
+
+def _make_own() -> int:
+    try:
+        from sonde import _native
+    except ImportError:  # who needs it more reports that
+        return -1
+    root = _native.own_procfs()
+    if root < 0:
+        return -1
+    if os.readlink("self", dir_fd=root) != os.readlink("/proc/self"):  # noqa: PTH115
+        os.close(root)  # /proc has the numbers of another pid namespace
+        return -1
+    _native.use_procfs(root)
+    return root
 
 
 def open_file(path: str, flags: int = os.O_RDONLY) -> int:
