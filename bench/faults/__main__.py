@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -23,10 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults import score
-from bench.faults.faults import EVERY
 from bench.faults.on_gpu import run as on_gpu
 from bench.faults.stage import GROUPS, SHARES
-from bench.faults.trial import Trial, as_dict, plan, run
+from bench.faults.trial import OURS, Programs, Trial, as_dict, plan, run
 
 GAP_S = 2.5
 """After a trial, for what is explained late."""
@@ -103,6 +103,10 @@ def main() -> None:
     runs.add_argument("--seed", type=int, default=1)
     runs.add_argument("--only", nargs="+", metavar="NAME")
     runs.add_argument("--out", type=Path, default=Path("build/faults.jsonl"))
+    runs.add_argument(
+        "--programs", type=Path, metavar="FILE.py",
+        help="faults and victims of others: a module with EVERY and start_victim, as sealed/",
+    )  # fmt: skip
     runs.add_argument("--gpu", action="store_true", help="faults of programs on GPUs")
     on_gpu.add_arguments(runs)
     runs.add_argument("--rows", type=Path, help="keep the rows of all ticks, for baselines")
@@ -118,9 +122,16 @@ def main() -> None:
         on_gpu.check_only(args.only or [])
         on_gpu.Run(args).all()
     else:
-        if unknown := [name for name in args.only or [] if name not in EVERY]:
-            parser.error(f"{unknown} are no faults; there are: {', '.join(EVERY)}")
-        _run_all(args)
+        programs = _programs_of(args.programs) if args.programs else OURS
+        if unknown := [name for name in args.only or [] if name not in programs.every]:
+            parser.error(f"{unknown} are no faults; there are: {', '.join(programs.every)}")
+        _run_all(args, programs)
+
+
+def _programs_of(path: Path) -> Programs:
+    sys.path[:0] = [str(path.resolve().parent), str(Path(__file__).parent)]  # for `import stage`
+    module = importlib.import_module(path.stem)
+    return Programs(module.EVERY, module.start_victim)
 
 
 def _key(line: dict[str, Any]) -> str:
@@ -129,11 +140,12 @@ def _key(line: dict[str, Any]) -> str:
     return Trial(**{name: line[name] for name in names}).key
 
 
-def _run_all(args: argparse.Namespace) -> None:
+def _run_all(args: argparse.Namespace, programs: Programs) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     lines = args.out.read_text().splitlines() if args.out.exists() else []
     done = {_key(line) for line in map(json.loads, lines) if "fault" in line}
-    plans = [plan(name, args.trials, args.seed) for name in args.only or EVERY]
+    names = args.only or programs.every
+    plans = [plan(programs.every[name], args.trials, args.seed) for name in names]
     # In rounds, so that one that is ended early has something of each.
     todo = [trials[number] for number in range(args.trials) for trials in plans]
     todo = [trial for trial in todo if trial.key not in done]
@@ -149,7 +161,7 @@ def _run_all(args: argparse.Namespace) -> None:
             done.add(trial.key)
             before = len(diagnosis.incidents)
             cpu_s, start_s = diagnosis.cpu_s(), time.monotonic()
-            run(trial)
+            run(trial, programs)
             time.sleep(GAP_S)
             trial.incidents = diagnosis.incidents[before:]
             passed_s = time.monotonic() - start_s

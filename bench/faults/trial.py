@@ -11,6 +11,7 @@ import statistics
 import threading
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,17 @@ class Trial:
         return f"{self.fault}/{self.victim}/{self.level}/{self.seed}"
 
 
-def plan(name: str, trials: int, seed: int) -> list[Trial]:
+@dataclass(frozen=True)
+class Programs:
+    """Faults by name, and who starts a victim of a kind for a fault."""
+
+    every: Mapping[str, Fault]
+    start_victim: Callable[[Stage, str, str], None]
+
+
+def plan(fault: Fault, trials: int, seed: int) -> list[Trial]:
     """Trials of one fault: its victims and intensities in turn, in an order by chance."""
-    fault = EVERY[name]
+    name = fault.name
     chance = random.Random(f"{seed} {name}")
     victims, levels = list(fault.victims), list(range(fault.intensities))
     chance.shuffle(victims)
@@ -75,13 +84,13 @@ def plan(name: str, trials: int, seed: int) -> list[Trial]:
     ]  # fmt: skip
 
 
-def run(trial: Trial) -> Trial:
+def run(trial: Trial, programs: Programs) -> Trial:
     """Do it."""
-    fault = EVERY[trial.fault]
+    fault = programs.every[trial.fault]
     stage = Stage(trial.key)
     before, own_before = _cpu_s(), _own_cpu_s()
     try:
-        _run(trial, fault, stage)
+        _run(trial, fault, stage, programs)
     except (OSError, RuntimeError, AssertionError) as error:
         trial.trouble = f"{type(error).__name__}: {error}"
     finally:
@@ -92,11 +101,11 @@ def run(trial: Trial) -> Trial:
     return trial
 
 
-def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
+def _run(trial: Trial, fault: Fault, stage: Stage, programs: Programs) -> None:
     trial.start_ns = time.monotonic_ns()
     if fault.prepare is not None:
         fault.prepare(stage, trial.level)
-    _start_victim(trial, stage)
+    programs.start_victim(stage, trial.victim, trial.fault)
     watching = threading.Event()
     watch = threading.Thread(target=_watch_groups, args=(trial, watching), daemon=True)
     watch.start()
@@ -110,14 +119,14 @@ def _run(trial: Trial, fault: Fault, stage: Stage) -> None:
         fault.end(stage, trial.level)
     time.sleep(AFTER_S)
     trial.culprits = list(stage.culprits)
-    if trial.fault == "slow-file-system":
+    if trial.fault == "slow-file-system" and programs is OURS:
         trial.culprits = [stage.helpers["files"].pid]
     trial.cast = stage.everybody()
     watching.set()
     watch.join(1)
     if stage.victim is not None and stage.victim.poll() is not None:
         trial.trouble = f"the victim ended: {stage.victim.returncode}"
-    if "client" in stage.helpers:
+    if stage.helpers.get("client") is not None and programs is OURS:
         latencies(trial, stage.answers())
         return
     steps = stage.steps()
@@ -147,8 +156,7 @@ def _word(path: Path, name: str) -> float:
     return 0.0
 
 
-def _start_victim(trial: Trial, stage: Stage) -> None:
-    kind = trial.victim
+def _start_victim(stage: Stage, kind: str, fault: str) -> None:
     if kind in ("read-cached", "read-disk"):
         path = stage.data()
         if kind == "read-cached":
@@ -174,9 +182,12 @@ def _start_victim(trial: Trial, stage: Stage) -> None:
         stage.values["cpu"] = 0.3
     else:
         stage.start_victim(kind)
-    if trial.fault == "reclaim":
+    if fault == "reclaim":
         group = stage.group("memory", "victim")
         (group / "cgroup.procs").write_text(str(stage.pid))
+
+
+OURS = Programs(EVERY, _start_victim)
 
 
 def _join(stage: Stage) -> None:

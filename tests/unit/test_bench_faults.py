@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from bench.faults import score
-from bench.faults.faults import BENIGN, FAULTS
+from bench.faults.faults import BENIGN, EVERY, FAULTS
 from bench.faults.on_gpu import faults as on_gpu
 from bench.faults.on_gpu import stage
 from bench.faults.trial import plan
@@ -77,7 +77,7 @@ def test_faults_are_named_as_diagnosis_names_them():
 
 
 def test_a_plan_repeats_and_takes_victims_and_intensities_in_turn():
-    one, again = plan("frozen", 12, 3), plan("frozen", 12, 3)
+    one, again = plan(EVERY["frozen"], 12, 3), plan(EVERY["frozen"], 12, 3)
     assert [it.key for it in one] == [it.key for it in again]
     assert {it.level for it in one} == {0, 1, 2}
     assert len({it.victim for it in one}) == 4

@@ -3,7 +3,7 @@
 //! process has one (`use_instance`), and in /proc otherwise. The paths are those of /proc.
 //!
 //! Terms:
-//! - instance: one of several file systems of type proc, with folders of its own for the same processes
+//! - instance: one of several file systems of type proc, each with other folders for the same processes
 use std::ffi::{CString, OsString};
 use std::fs::File;
 use std::io::{Error, Read, Result};
