@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ KEPT = ("sample", "stack", "frame", "process", "thread", "metric")
 """Tables that the questions are about; the others of a chunk are left out."""
 NODES, HOURS = 100, 24
 SERIES = "hw.gpu.utilization"
+SOME = [f"node-{number:03d}" for number in range(23)]
+"""Nodes with some 200 series of that name."""
 AT_ONCE = 2_000
 """Chunks of the log before it is flushed."""
 
@@ -134,13 +136,14 @@ class Peer:
             " (SELECT unnest(frame_keys) FROM weights) GROUP BY key"
         ).to_arrow_table()
 
-    def series(self, start_ns: int, end_ns: int, name: str) -> None:
-        """A metric of all nodes in steps."""
+    def series(self, start_ns: int, end_ns: int, name: str, nodes: Sequence[str] = ()) -> None:
+        """A metric of all nodes, or of these, in steps."""
         step = max(1, (end_ns - start_ns) // 1_440)
+        of_nodes = f"AND node IN {tuple(nodes)}" if nodes else ""
         self._connection.sql(
             f"SELECT node, labels, (time_ns - {start_ns}) // {step} AS step, avg(value),"
             f" min(value), max(value) FROM {self._source('metric', start_ns, end_ns)}"
-            f" WHERE series = '{name}' AND time_ns >= {start_ns} AND time_ns < {end_ns}"
+            f" WHERE series = '{name}' AND time_ns >= {start_ns} AND time_ns < {end_ns} {of_nodes}"
             " GROUP BY ALL ORDER BY ALL"
         ).to_arrow_table()
 
@@ -175,7 +178,7 @@ def measured(server: Server, peer: Peer, day_ns: int, runs: int) -> dict[str, An
         places[name] = start, start + hour_ns, f"node-{draw.randrange(NODES):03d}"
         return places[name]
 
-    def ask(question: str, start_ns: int, end_ns: int, **more: str) -> None:
+    def ask(question: str, start_ns: int, end_ns: int, **more: str | list[str]) -> None:
         server.ask(question, **{"from": start_ns / 1e9, "to": end_ns / 1e9, **more})
 
     def node_hour() -> None:
@@ -193,9 +196,18 @@ def measured(server: Server, peer: Peer, day_ns: int, runs: int) -> dict[str, An
         start, end, _ = place("series")
         peer.series(start, end, SERIES)
 
+    def some_series() -> None:
+        start, end, _ = place("series")
+        ask("series", start, end, series=SERIES, node=SOME)
+
+    def peer_some_series() -> None:
+        start, end, _ = place("series")
+        peer.series(start, end, SERIES, SOME)
+
     day = day_ns, day_ns + HOURS * hour_ns
     questions: tuple[tuple[str, int, Callable[[], object], Callable[[], object]], ...] = (
         ("node_hour_flame_graph", runs, node_hour, peer_node_hour),
+        ("hour_of_200_series", runs, some_series, peer_some_series),
         ("hour_of_a_series_of_all_nodes", runs, series, peer_series),
         (
             "day_flame_graph_of_all_nodes",
@@ -222,6 +234,10 @@ def measured(server: Server, peer: Peer, day_ns: int, runs: int) -> dict[str, An
     return found
 
 
+def _series(rows: list[dict[str, Any]]) -> int:
+    return len({(row["node"], row["labels"]) for row in rows})
+
+
 def main() -> int:
     """Run, print JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -242,13 +258,16 @@ def main() -> int:
         found = sizes(store)
         with Server(store) as server:
             answers = measured(server, Peer(store), day_ns, args.runs)
-            nodes = server.ask("series", **{"from": day_ns / 1e9, "to": day_ns / 1e9 + 3_600,
-                                            "series": SERIES})  # fmt: skip
+            hour = {"from": day_ns / 1e9, "to": day_ns / 1e9 + 3_600, "series": SERIES}
+            counts = [
+                _series(server.ask("series", **hour, **more)) for more in ({}, {"node": SOME})
+            ]
     result = {
         "load_average": round(os.getloadavg()[0], 1),
         "made_s": round(made_s, 1),
         "tables": found,
-        "series_in_an_hour": len({(row["node"], row["labels"]) for row in nodes}),
+        "series_in_an_hour": counts[0],
+        "series_of_some_nodes": counts[1],
         "questions": answers,
     }
     print(json.dumps(result, indent=2))

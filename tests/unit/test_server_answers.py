@@ -302,7 +302,8 @@ def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(
 
 def test_nested_boxes_with_long_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     box = {"name": "\x01" * 1_000, "children": [{"name": "\x01" * 1_000, "children": []}] * 9}
-    answers._check_texts(box)
+    boxes = answers._boxes(box)
+    answers._check_texts(boxes)
     monkeypatch.setattr(answers, "ANSWER_BYTES", 40_000)
     with pytest.raises(CaptureTooLarge):
-        answers._check_texts(box)
+        answers._check_texts(boxes)

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sonde.errors import CaptureTooLarge
+from sonde.export import strict_json
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.limits import common_length
 from sonde.model.collectives import is_collective
@@ -228,6 +232,43 @@ def test_a_question_ends_in_time_while_rows_become_objects(session: StoredSessio
         stored_views.flame_tree(stacks, stacks.frames(), "ns")
 
 
+@pytest.mark.parametrize("boxes", [50, 20_000])
+def test_level_by_level_gives_the_same_boxes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boxes: int
+) -> None:
+    """Stacks that call themselves, share names, are deeper than is shown, of code that is not
+    known, and with frames left out."""
+    draw = random.Random(1)
+    stacks = [[draw.randrange(1, 30) for _ in range(draw.randrange(1, 60))] for _ in range(300)]
+    stacks += [[*range(100, 100 + 2 * stored_views.DEEPEST)], [stored.CUT_KEY, 3, 4]]
+    files = store(tmp_path, stacks)
+    (path,) = files["frame"]
+    frames = pq.read_table(path)
+    names = [f"f{key % 7}" if key % 5 else "" for key in frames.column("key").to_pylist()]
+    at = frames.column_names.index("function")
+    frames = frames.set_column(at, "function", pa.array(names))
+    is_known = pc.invert(pc.is_in(frames.column("key"), pa.array([9, 11, stored.CUT_KEY])))
+    pq.write_table(frames.filter(is_known), path)
+    monkeypatch.setattr(stored_views, "MAX_NODES", boxes)
+    with closing(session_of(tmp_path, files)) as session:
+        found = stored_flame.FlameStacks(session, WANTED)
+        quickly = stored_views.flame_tree_of(found, "ns")
+        one_by_one = stored_views.flame_tree(found, found.frames(), "ns")
+        monkeypatch.setattr(stored_views, "MAX_MADE", 100)
+        few = stored_views.flame_tree_of(found, "ns")["root"]
+    assert len(answers._boxes(few)) <= 101
+    assert few["value"] == quickly["root"]["value"]
+    assert quickly["left_out"] == one_by_one["left_out"]
+    weights = [sorted(map(weight_of, answers._boxes(it["root"]))) for it in (quickly, one_by_one)]
+    if boxes > 50:  # of boxes that weigh the same others may be left out
+        assert quickly == one_by_one
+    assert weights[0] == weights[1]
+
+
+def weight_of(box: dict[str, Any]) -> tuple[float, float]:
+    return box["value"], box["self"]
+
+
 def test_boxes_that_weigh_the_same_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_views, "MAX_NODES", 100)
     rows = [{"frame_keys": [at, at + 1], "ns": 1.0} for at in range(0, 1_000, 2)]
@@ -239,15 +280,15 @@ def test_boxes_that_weigh_the_same_are_bounded(monkeypatch: pytest.MonkeyPatch) 
     assert (tree["left_out"], tree["root"]["value"]) == (899, 500.0)
 
 
-def test_boxes_in_pieces_are_the_same_json() -> None:
+def test_boxes_in_one_piece_are_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"frame_keys": [at, at % 9, 5_000], "ns": 1.0 + at} for at in range(3_000)]
     frames = {at: {"function": f"f{at}", "binary": "", "kind": ""} for at in range(5_001)}
     root = stored_views.flame_tree(rows, frames, "ns")["root"]
-    expected = json.loads(json.dumps(root))
-    answers._divide(root)
-    assert isinstance(root["children"], tuple)
-    pieces = json.loads(answers.written(root, options()).content)
-    assert pieces == expected
+    root["children"][0]["self"] = float("nan")
+    expected = json.loads(strict_json.dumps(root))
+    encoded = strict_json.Encoded(msgspec.json.encode(root).decode())
+    written = answers.written({"root": encoded}, options()).content
+    assert json.loads(written) == {"root": expected}
 
 
 def test_rows_of_long_texts_are_refused_before_they_are_many(

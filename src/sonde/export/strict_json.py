@@ -33,6 +33,13 @@ class Fragments:
         self.items = items
 
 
+class Encoded:
+    """A value that is JSON already."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
 class Lazy:
     """A list of rows, which are read when they are written."""
 
@@ -128,6 +135,8 @@ def _compact(value: Any) -> Iterator[str]:
             yield from _compact(item)
             comma = ","
         yield "]"
+    elif isinstance(value, Encoded):
+        yield value.text
     elif isinstance(value, Fragments):
         comma = "["
         for some in value.items:

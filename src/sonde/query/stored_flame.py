@@ -61,7 +61,7 @@ class FlameStacks:
     ) -> None:
         """`total`: the sums of the selection. What the stacks lack of it is a row called `OTHER`,
         the last one; None: there is none. Raises CaptureError."""
-        self._check = session.check
+        self.check = session.check
         table = stored.flame_graph(session, selection, by=by)
         lists = table.column("frame_keys")
         flat = _array(pc.list_flatten(lists))
@@ -80,7 +80,7 @@ class FlameStacks:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for at in range(0, self._count, _STACKS_AT_ONCE):
-            self._check()
+            self.check()
             some = self._table.slice(at, _STACKS_AT_ONCE)
             edges = [self._begin(at + row) for row in range(some.num_rows + 1)]
             numbers = np.searchsorted(self._keys, self._flat[edges[0] : edges[-1]])
@@ -89,6 +89,19 @@ class FlameStacks:
                 yield found | {"frame_keys": own.tolist()}
         if self._rest:
             yield {**self._rest, "frame_keys": [len(self._keys)]}
+
+    @property
+    def frame_count(self) -> int:
+        """Frames of all stacks."""
+        return len(self._flat)
+
+    def columns(self, value: str) -> tuple[Numbers, Numbers, Numbers, npt.NDArray[np.float64]]:
+        """All frames by number, where the frames of each stack begin and end in that, leaf first,
+        and the weights of the stacks; without what they lack of a sum."""
+        ends = self._ends[: self._count]
+        begins = np.concatenate((np.zeros(1, np.int64), ends[:-1]))[: self._count]
+        weights = self._table.column(value).to_numpy().astype(np.float64)
+        return np.searchsorted(self._keys, self._flat), begins, ends, weights
 
     def numbered(self, groups: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The stacks as an answer has them: frames (numbers in `locations`, after which those of
@@ -100,9 +113,10 @@ class FlameStacks:
             frames = row["frame_keys"] if number is None else [*row["frame_keys"], number]
             yield {"frames": frames} | {name: row[name] for name in WEIGHTS}
 
-    def locations(self) -> Iterator[dict[str, Any]]:
-        """The code locations by number, as objects without their keys."""
-        for number, found in enumerate(rows(self.known, self._check)):
+    def locations(self, *names: str) -> Iterator[dict[str, Any]]:
+        """The code locations by number, as objects without their keys: all columns, or these."""
+        known = self.known.select(["key", *names]) if names else self.known
+        for number, found in enumerate(rows(known, self.check)):
             key = found.pop("key")
             yield self._other(number) if key is None else found
         if self._rest:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 from sonde.query.bounded import bounded, count_beyond
 from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
 from sonde.query.stored import MAX_POINTS, MAX_ROWS, one_of
+from sonde.query.stored_flame import FlameStacks
 
 MAX_LANES = 500
 """Lanes of a timeline: threads by kind of wait, and streams of devices."""
@@ -55,7 +56,7 @@ def flame_tree(
     # Boxes in columns: an object for each would take more than all stacks. The first is the root.
     inside: dict[int, int] = {}
     parents, names = array("i", (0,)), array("i", (0,))
-    values, own = array("d", (0.0,)), array("d", (0.0,))
+    values, own = [0.0], [0.0]
     for row in rows:
         weight = float(row[value])
         if not weight:
@@ -63,13 +64,11 @@ def flame_tree(
         at = 0
         values[0] += weight
         for key in row["frame_keys"][: -DEEPEST - 1 : -1]:
-            number = shown.get(key)
-            if number is None:
+            if (number := shown.get(key)) is None:
                 number = numbers.setdefault(_joined(*_named(frames.get(key))), len(numbers))
                 shown[key] = number
             place = at << 32 | number
-            child = inside.get(place)
-            if child is None:
+            if (child := inside.get(place)) is None:
                 if len(parents) > MAX_MADE:
                     break
                 child = inside[place] = len(parents)
@@ -81,18 +80,68 @@ def flame_tree(
             at = child
         own[at] += weight
     inside.clear()
-    weights = np.frombuffer(values)[1:]
+    return _nested(parents, names, values, own, list(numbers))
+
+
+def flame_tree_of(stacks: FlameStacks, value: str) -> dict[str, Any]:
+    """The same as `flame_tree` of stacks and their frames, level by level, where no more boxes can
+    be made than `MAX_MADE`. Raises CaptureError."""
+    if stacks.frame_count > MAX_MADE:
+        return flame_tree(stacks, stacks.frames(), value)
+    numbers: dict[str, int] = {}
+    found = map(_named, stacks.locations("function", "binary", "kind"))
+    shown = np.array([numbers.setdefault(_joined(*it), len(numbers)) for it in found], np.int64)
+    flat, begins, ends, weights = stacks.columns(value)
+    flat = shown[flat]
+    begins = np.maximum(begins, ends - DEEPEST)
+    rows = np.flatnonzero(weights)
+    at = np.zeros(len(weights), np.int64)
+    parents, names = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    values = [np.array((float(weights.sum()),))]
+    made = 1
+    for level in range(1, DEEPEST + 1):  # from the roots of the stacks, which are their ends
+        rows = rows[ends[rows] - level >= begins[rows]]
+        if not len(rows):
+            break
+        stacks.check()
+        place, which = np.unique(at[rows] << 32 | flat[ends[rows] - level], return_inverse=True)
+        at[rows] = made + which
+        parents.append(place >> 32)
+        names.append(place & (1 << 32) - 1)
+        values.append(np.bincount(which, weights[rows], len(place)))
+        made += len(place)
+    return _nested(
+        np.concatenate(parents).tolist(),
+        np.concatenate(names).tolist(),
+        np.concatenate(values).tolist(),
+        np.bincount(at, weights, made).tolist(),
+        list(numbers),
+    )
+
+
+def _nested(
+    parents: Sequence[int],
+    names: Sequence[int],
+    values: Sequence[float],
+    own: Sequence[float],
+    listed: Sequence[str],
+) -> dict[str, Any]:
+    """The heaviest boxes, nested. In columns, the first is the root: the box that a box is in, its
+    name (in `listed`), and its weights."""
+    weights = np.array(values[1:])
     # A box is never lighter than those in it, and was made before them: with a box there are those
     # that it is in.
     kept = 1 + np.sort(np.argsort(-weights, kind="stable")[: MAX_NODES + 1])
-    listed = list(numbers)
     root: dict[str, Any] = _box("all", "", "", values[0], own[0])
     boxes = {0: root}
+    texts: dict[int, tuple[str, str, str]] = {}
     for number in kept.tolist():
-        box = boxes[number] = _box(*_apart(listed[names[number]]), values[number], own[number])
+        if (found := texts.get(names[number])) is None:
+            found = texts[names[number]] = _apart(listed[names[number]])
+        box = boxes[number] = _box(*found, values[number], own[number])
         boxes[parents[number]].setdefault("children", []).append(box)
     for box in boxes.values():
-        if "children" in box:
+        if len(box.get("children", ())) > 1:
             box["children"].sort(key=lambda child: (-child["value"], child["name"]))
     return {"left_out": len(weights) - len(kept), "root": root}
 

@@ -6,10 +6,12 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,6 +46,8 @@ TEXT_CHARS = stored.TEXT_CHARS
 """Texts in an answer are cut to this length."""
 _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
+_TEXTS = ("name", "binary", "kind")
+"""Of a box of a flame graph."""
 _STACKS_AT_ONCE = 32
 """Stacks of a flame graph that are: each has up to a thousand numbers."""
 
@@ -110,24 +114,15 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     weight = "bytes" if options.selection.kind in MEMORY_KINDS else "ns"
     stacks = FlameStacks(session, options.selection)
     total = stored.totals(session, options.selection)
-    tree = stored_views.flame_tree(stacks, stacks.frames(), weight)
-    _fit_texts(_boxes(tree["root"]))
-    _check_texts(tree["root"])
+    tree = stored_views.flame_tree_of(stacks, weight)
     shown = tree["root"]["value"]
-    _divide(tree["root"])
+    boxes = _boxes(tree["root"])
+    _fit_texts(boxes)
+    _check_texts(boxes)
+    if options.form is Form.JSON:
+        # In one piece: some ms, as there are at most MAX_NODES boxes, whose texts are bounded.
+        tree["root"] = strict_json.Encoded(msgspec.json.encode(tree["root"]).decode())
     return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
-
-
-def _divide(root: dict[str, Any]) -> None:
-    """Have boxes that hold many others written one by one: others are written in one piece, and to
-    write a piece keeps the interpreter's lock."""
-    boxes = _boxes(root)
-    sizes: dict[int, int] = {}
-    for box in reversed(boxes):
-        within = box.get("children", ())
-        sizes[id(box)] = size = 1 + sum(sizes[id(one)] for one in within)
-        if size > _ROWS_AT_ONCE:
-            box["children"] = tuple(within)
 
 
 def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
@@ -141,33 +136,29 @@ def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
 def _fit_texts(rows: list[dict[str, Any]]) -> None:
     """Cut the longest texts of boxes, all to one length, until together they have TEXTS_BYTES: a
     program that makes endless names must not keep its node's flame graphs from everybody."""
-    texts = [
-        (row, name, value)
-        for row in rows
-        for name, value in row.items()
-        if isinstance(value, str) and len(value) > SHORT_CHARS
-    ]
-    sizes = [len(value.encode("utf-8", "replace")) for _, _, value in texts]
-    if sum(sizes) > TEXTS_BYTES:
-        most = max(SHORT_CHARS, common_length(sizes, TEXTS_BYTES))
-        short: dict[str, str] = {}  # boxes of a function share its name
-        for row, name, value in texts:
-            if value not in short:
-                short[value] = cut(value, most)
-            row[name] = short[value]
+    texts = {it: n for it, n in _texts_of(rows).items() if len(it) > SHORT_CHARS}
+    sizes = {it: len(it.encode("utf-8", "replace")) for it in texts}
+    if sum(sizes[it] * n for it, n in texts.items()) > TEXTS_BYTES:
+        each = [sizes[it] for it, n in texts.items() for _ in range(n)]
+        most = max(SHORT_CHARS, common_length(each, TEXTS_BYTES))
+        short = {it: cut(it, most) for it in texts}
+        for row in rows:
+            for name in _TEXTS:
+                if (value := row.get(name)) in short:
+                    row[name] = short[value]
 
 
-def _check_texts(root: dict[str, Any]) -> None:
+def _texts_of(rows: list[dict[str, Any]]) -> Counter[str]:
+    """How often boxes have each text: those of a function share its name."""
+    return Counter(row[name] for name in _TEXTS for row in rows if name in row)
+
+
+def _check_texts(boxes: list[dict[str, Any]]) -> None:
     """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
     would see it too late, as a box is encoded together with all boxes in it."""
-    sizes: dict[str, int] = {}
     left_bytes = ANSWER_BYTES
-    for box in _boxes(root):
-        for value in box.values():
-            if isinstance(value, str):
-                if value not in sizes:
-                    sizes[value] = len(strict_json.dumps(value))
-                left_bytes -= sizes[value]
+    for text, count in _texts_of(boxes).items():
+        left_bytes -= count * len(strict_json.dumps(text))
         if left_bytes < 0:
             raise _too_large()
 
