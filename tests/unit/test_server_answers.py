@@ -16,7 +16,8 @@ import pytest
 
 from sonde.errors import CaptureTooLarge, SondeError, UsageError
 from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
-from sonde.query import stored_capture
+from sonde.query import flame_boxes, stored_capture
+from sonde.query.flame_boxes import Boxes
 from sonde.query.selection import Selection
 from sonde.query.stored_session import QueryTimedOutError
 from sonde.server import answers
@@ -114,29 +115,28 @@ def test_a_tree_holds_what_its_stacks_hold(service: Service, kind: str) -> None:
 
 
 def test_a_tree_is_bounded_in_depth_and_boxes() -> None:
-    from sonde.query import stored_views
 
     frames = {key: {"function": f"f{key}", "binary": "b", "kind": "user"} for key in range(60_000)}
     deep = [{"frame_keys": list(range(3_000)), "ns": 5.0}]
     wide = [{"frame_keys": [key], "ns": float(key)} for key in range(1, 60_000)]
 
-    tree = stored_views.flame_tree(deep, frames, "ns")
-    assert json.dumps(tree).count('"name"') == stored_views.DEEPEST + 1
-    tree = stored_views.flame_tree(wide, frames, "ns")
-    assert len(tree["root"]["children"]) <= stored_views.MAX_NODES + 1
-    assert tree["left_out"] > 30_000
+    tree = flame_boxes.merged(deep, frames, "ns")
+    assert len(tree.values) == flame_boxes.DEEPEST + 1
+    assert json.loads(tree.as_json()) == tree.nested()
+    tree = flame_boxes.merged(wide, frames, "ns")
+    assert len(tree.nested()["children"]) <= flame_boxes.MAX_NODES + 1
+    assert tree.left_out > 30_000
 
 
 def test_boxes_are_bounded_while_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sonde.query import stored_views
 
-    monkeypatch.setattr(stored_views, "MAX_MADE", 100)
+    monkeypatch.setattr(flame_boxes, "MAX_MADE", 100)
     frames = {key: {"function": f"f{key}", "binary": "b", "kind": "user"} for key in range(1_000)}
     rows = [{"frame_keys": list(range(at, at + 20)), "ns": 1e3 - at} for at in range(900)]
 
-    tree = stored_views.flame_tree(rows, frames, "ns")
-    assert json.dumps(tree).count('"name"') == 101
-    assert tree["root"]["value"] == sum(row["ns"] for row in rows)
+    tree = flame_boxes.merged(rows, frames, "ns")
+    assert len(tree.values) == 101
+    assert tree.values[0] == sum(row["ns"] for row in rows)
 
 
 def computed_here(session: ServedSession, name: str, selection: Selection, *_: object) -> None:
@@ -289,21 +289,27 @@ def test_long_texts_of_nested_boxes_are_cut_and_short_ones_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Names of one user's endless code must not keep its node's flame graphs from everybody."""
-    leaves = [{"name": chr(97 + n) * 1_000, "children": []} for n in range(9)]
-    box = {"name": "main", "children": [*leaves, {"name": "train_step", "children": []}]}
-    answers._fit_texts(answers._boxes(box))
-    assert all(len(leaf["name"]) == 1_000 for leaf in leaves)
+    names = ["main", *(chr(97 + n) * 1_000 for n in range(9)), "train_step"]
+    boxes = boxes_called(names)
+    answers._fit_texts(boxes)
+    assert [name for name, _, _ in boxes.texts] == names
     monkeypatch.setattr(answers, "TEXTS_BYTES", 1_800)
-    answers._fit_texts(answers._boxes(box))
-    names = [one["name"] for one in answers._boxes(box)]
-    assert {"main", "train_step"} <= set(names)
-    assert [len(leaf["name"].encode()) for leaf in leaves] == [200] * 9
+    answers._fit_texts(boxes)
+    shown = [name for name, _, _ in boxes.texts]
+    assert (shown[0], shown[-1]) == ("main", "train_step")
+    assert [len(name.encode()) for name in shown[1:-1]] == [200] * 9
 
 
 def test_nested_boxes_with_long_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    box = {"name": "\x01" * 1_000, "children": [{"name": "\x01" * 1_000, "children": []}] * 9}
-    boxes = answers._boxes(box)
-    answers._check_texts(boxes)
+    boxes = boxes_called(["\x01" * 1_000], 10)
+    answers._fit_texts(boxes)
     monkeypatch.setattr(answers, "ANSWER_BYTES", 40_000)
     with pytest.raises(CaptureTooLarge):
-        answers._check_texts(boxes)
+        answers._fit_texts(boxes)
+
+
+def boxes_called(names: list[str], each: int = 1) -> Boxes:
+    count = len(names) * each
+    texts = [(name, "", "") for name in names]
+    numbers = [at // each for at in range(count)]
+    return Boxes([0] * count, numbers, [1.0] * count, [0.0] * count, texts, 0)

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,12 +26,12 @@ from sonde.export.pprof_profile_pb2 import Profile as PprofProfile
 from sonde.limits import common_length
 from sonde.model.collectives import is_collective
 from sonde.query import (
+    flame_boxes,
     stored,
     stored_flame,
     stored_objects,
     stored_ranks,
     stored_session,
-    stored_views,
 )
 from sonde.query.selection import Selection
 from sonde.query.stored_session import QueryTimedOutError, StoredSession
@@ -229,7 +228,7 @@ def test_rows_become_objects_some_at_a_time() -> None:
 def test_a_question_ends_in_time_while_rows_become_objects(session: StoredSession) -> None:
     stacks = stored_flame.FlameStacks(session, WANTED)
     with session.deadline(0.0), pytest.raises(QueryTimedOutError):
-        stored_views.flame_tree(stacks, stacks.frames(), "ns")
+        flame_boxes.merged(stacks, stacks.frames(), "ns")
 
 
 @pytest.mark.parametrize("boxes", [50, 20_000])
@@ -240,7 +239,7 @@ def test_level_by_level_gives_the_same_boxes(
     known, and with frames left out."""
     draw = random.Random(1)
     stacks = [[draw.randrange(1, 30) for _ in range(draw.randrange(1, 60))] for _ in range(300)]
-    stacks += [[*range(100, 100 + 2 * stored_views.DEEPEST)], [stored.CUT_KEY, 3, 4]]
+    stacks += [[*range(100, 100 + 2 * flame_boxes.DEEPEST)], [stored.CUT_KEY, 3, 4]]
     files = store(tmp_path, stacks)
     (path,) = files["frame"]
     frames = pq.read_table(path)
@@ -249,45 +248,43 @@ def test_level_by_level_gives_the_same_boxes(
     frames = frames.set_column(at, "function", pa.array(names))
     is_known = pc.invert(pc.is_in(frames.column("key"), pa.array([9, 11, stored.CUT_KEY])))
     pq.write_table(frames.filter(is_known), path)
-    monkeypatch.setattr(stored_views, "MAX_NODES", boxes)
+    monkeypatch.setattr(flame_boxes, "MAX_NODES", boxes)
     with closing(session_of(tmp_path, files)) as session:
         found = stored_flame.FlameStacks(session, WANTED)
-        quickly = stored_views.flame_tree_of(found, "ns")
-        one_by_one = stored_views.flame_tree(found, found.frames(), "ns")
-        monkeypatch.setattr(stored_views, "MAX_MADE", 100)
-        few = stored_views.flame_tree_of(found, "ns")["root"]
-    assert len(answers._boxes(few)) <= 101
-    assert few["value"] == quickly["root"]["value"]
-    assert quickly["left_out"] == one_by_one["left_out"]
-    weights = [sorted(map(weight_of, answers._boxes(it["root"]))) for it in (quickly, one_by_one)]
+        quickly = flame_boxes.merged_by_level(found, "ns")
+        one_by_one = flame_boxes.merged(found, found.frames(), "ns")
+        monkeypatch.setattr(flame_boxes, "MAX_MADE", 100)
+        few = flame_boxes.merged_by_level(found, "ns")
+    assert len(few.values) <= 101
+    assert few.values[0] == quickly.values[0]
+    assert quickly.left_out == one_by_one.left_out
+    assert sorted(quickly.values) == sorted(one_by_one.values)
     if boxes > 50:  # of boxes that weigh the same others may be left out
-        assert quickly == one_by_one
-    assert weights[0] == weights[1]
-
-
-def weight_of(box: dict[str, Any]) -> tuple[float, float]:
-    return box["value"], box["self"]
+        assert quickly.nested() == one_by_one.nested() == json.loads(quickly.as_json())
 
 
 def test_boxes_that_weigh_the_same_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_views, "MAX_NODES", 100)
+    monkeypatch.setattr(flame_boxes, "MAX_NODES", 100)
     rows = [{"frame_keys": [at, at + 1], "ns": 1.0} for at in range(0, 1_000, 2)]
-    tree = stored_views.flame_tree(rows, {}, "ns")
     frames = {at: {"function": f"f{at}", "binary": "", "kind": ""} for at in range(1_000)}
-    assert tree["left_out"] == 0  # one function
-    tree = stored_views.flame_tree(rows, frames, "ns")
-    assert json.dumps(tree).count('"name"') == 102
-    assert (tree["left_out"], tree["root"]["value"]) == (899, 500.0)
+    tree = flame_boxes.merged(rows, {}, "ns")
+    assert tree.left_out == 0  # one function
+    tree = flame_boxes.merged(rows, frames, "ns")
+    assert json.dumps(tree.nested()).count('"name"') == 102
+    assert (tree.left_out, tree.values[0]) == (899, 500.0)
 
 
-def test_boxes_in_one_piece_are_the_same_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_are_written_as_they_are_nested() -> None:
     rows = [{"frame_keys": [at, at % 9, 5_000], "ns": 1.0 + at} for at in range(3_000)]
-    frames = {at: {"function": f"f{at}", "binary": "", "kind": ""} for at in range(5_001)}
-    root = stored_views.flame_tree(rows, frames, "ns")["root"]
-    root["children"][0]["self"] = float("nan")
-    expected = json.loads(strict_json.dumps(root))
-    encoded = strict_json.Encoded(msgspec.json.encode(root).decode())
-    written = answers.written({"root": encoded}, options()).content
+    frames = {
+        at: {"function": f'f"{at}\n\x01é', "binary": "b", "kind": "user"} for at in range(5_001)
+    }
+    boxes = flame_boxes.merged(rows, frames, "ns")
+    assert json.loads(boxes.as_json()) == boxes.nested()
+    boxes.own = [float("nan"), *boxes.own[1:]]
+    boxes.values = [float("inf"), *boxes.values[1:]]
+    expected = json.loads(strict_json.dumps(boxes.nested()))
+    written = answers.written({"root": strict_json.Encoded(boxes.as_json())}, options()).content
     assert json.loads(written) == {"root": expected}
 
 

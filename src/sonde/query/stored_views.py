@@ -3,162 +3,21 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from sonde.query.bounded import bounded, count_beyond
 from sonde.query.selection import SUMS_VIEW, Selection, StoreTables
 from sonde.query.stored import MAX_POINTS, MAX_ROWS, one_of
-from sonde.query.stored_flame import FlameStacks
 
 MAX_LANES = 500
 """Lanes of a timeline: threads by kind of wait, and streams of devices."""
 MAX_SPANS = 20_000
 """Intervals of a timeline that are separate boxes."""
-MAX_NODES = 20_000
-"""Boxes of a flame graph in an answer, the heaviest."""
-MAX_MADE = 200_000
-"""Boxes that are made, heaviest stacks first, before `MAX_NODES` of them are chosen. Once this many
-are made, the weight of a stack counts for the innermost of its boxes that there is."""
-DEEPEST = 256
-"""Levels of a flame graph; what lies deeper counts for the last one."""
 EVERY_KIND = "cpu"
 """The default kind of selections. No interval of a timeline is of it: there it means all kinds."""
-
-
-def _named(frame: Mapping[str, Any] | None) -> tuple[str, str, str]:
-    """(name, binary, kind) that a frame is shown as."""
-    if frame is None:
-        return "[unknown]", "", "unknown"
-    binary = str(frame["binary"])
-    bare = binary if binary.startswith("[") else f"[{binary or 'unknown'}]"
-    return frame["function"] or bare, binary, frame["kind"]
-
-
-def flame_tree(
-    rows: Iterable[Mapping[str, Any]], frames: Mapping[int, Mapping[str, Any]], value: str
-) -> dict[str, Any]:
-    """Stacks merged from their roots: {"left_out": number of boxes, "root": nested boxes} with
-    name, binary, kind, value, self and, heaviest first, children.
-
-    `rows`: frame_keys (leaf first) and weights, heaviest first; `frames`: by key; `value`: the
-    column of `rows` that is the weight.
-    """
-    # What a frame is shown as, and its number: frames of a function at several lines are alike.
-    # Of texts, which Python's collector of cycles does not visit, as it would tuples.
-    numbers: dict[str, int] = {}
-    shown: dict[int, int] = {}
-    # Boxes in columns: an object for each would take more than all stacks. The first is the root.
-    inside: dict[int, int] = {}
-    parents, names = array("i", (0,)), array("i", (0,))
-    values, own = [0.0], [0.0]
-    for row in rows:
-        weight = float(row[value])
-        if not weight:
-            continue
-        at = 0
-        values[0] += weight
-        for key in row["frame_keys"][: -DEEPEST - 1 : -1]:
-            if (number := shown.get(key)) is None:
-                number = numbers.setdefault(_joined(*_named(frames.get(key))), len(numbers))
-                shown[key] = number
-            place = at << 32 | number
-            if (child := inside.get(place)) is None:
-                if len(parents) > MAX_MADE:
-                    break
-                child = inside[place] = len(parents)
-                parents.append(at)
-                names.append(number)
-                values.append(0.0)
-                own.append(0.0)
-            values[child] += weight
-            at = child
-        own[at] += weight
-    inside.clear()
-    return _nested(parents, names, values, own, list(numbers))
-
-
-def flame_tree_of(stacks: FlameStacks, value: str) -> dict[str, Any]:
-    """The same as `flame_tree` of stacks and their frames, level by level, where no more boxes can
-    be made than `MAX_MADE`. Raises CaptureError."""
-    if stacks.frame_count > MAX_MADE:
-        return flame_tree(stacks, stacks.frames(), value)
-    numbers: dict[str, int] = {}
-    found = map(_named, stacks.locations("function", "binary", "kind"))
-    shown = np.array([numbers.setdefault(_joined(*it), len(numbers)) for it in found], np.int64)
-    flat, begins, ends, weights = stacks.columns(value)
-    flat = shown[flat]
-    begins = np.maximum(begins, ends - DEEPEST)
-    rows = np.flatnonzero(weights)
-    at = np.zeros(len(weights), np.int64)
-    parents, names = [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
-    values = [np.array((float(weights.sum()),))]
-    made = 1
-    for level in range(1, DEEPEST + 1):  # from the roots of the stacks, which are their ends
-        rows = rows[ends[rows] - level >= begins[rows]]
-        if not len(rows):
-            break
-        stacks.check()
-        place, which = np.unique(at[rows] << 32 | flat[ends[rows] - level], return_inverse=True)
-        at[rows] = made + which
-        parents.append(place >> 32)
-        names.append(place & (1 << 32) - 1)
-        values.append(np.bincount(which, weights[rows], len(place)))
-        made += len(place)
-    return _nested(
-        np.concatenate(parents).tolist(),
-        np.concatenate(names).tolist(),
-        np.concatenate(values).tolist(),
-        np.bincount(at, weights, made).tolist(),
-        list(numbers),
-    )
-
-
-def _nested(
-    parents: Sequence[int],
-    names: Sequence[int],
-    values: Sequence[float],
-    own: Sequence[float],
-    listed: Sequence[str],
-) -> dict[str, Any]:
-    """The heaviest boxes, nested. In columns, the first is the root: the box that a box is in, its
-    name (in `listed`), and its weights."""
-    weights = np.array(values[1:])
-    # A box is never lighter than those in it, and was made before them: with a box there are those
-    # that it is in.
-    kept = 1 + np.sort(np.argsort(-weights, kind="stable")[: MAX_NODES + 1])
-    root: dict[str, Any] = _box("all", "", "", values[0], own[0])
-    boxes = {0: root}
-    texts: dict[int, tuple[str, str, str]] = {}
-    for number in kept.tolist():
-        if (found := texts.get(names[number])) is None:
-            found = texts[names[number]] = _apart(listed[names[number]])
-        box = boxes[number] = _box(*found, values[number], own[number])
-        boxes[parents[number]].setdefault("children", []).append(box)
-    for box in boxes.values():
-        if len(box.get("children", ())) > 1:
-            box["children"].sort(key=lambda child: (-child["value"], child["name"]))
-    return {"left_out": len(weights) - len(kept), "root": root}
-
-
-def _joined(name: str, binary: str, kind: str) -> str:
-    return f"{len(name)},{len(binary)},{name}{binary}{kind}"
-
-
-def _apart(joined: str) -> tuple[str, str, str]:
-    """What `_joined` joined."""
-    name, binary, texts = joined.split(",", 2)
-    middle, end = int(name), int(name) + int(binary)
-    return texts[:middle], texts[middle:end], texts[end:]
-
-
-def _box(name: str, binary: str, kind: str, value: float, own: float) -> dict[str, Any]:
-    return {"name": name, "binary": binary, "kind": kind, "value": value, "self": own}
 
 
 _LANE = "node, lane_kind, pid, start_ns, tid, device, stream"

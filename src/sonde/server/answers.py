@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +18,7 @@ from sonde.errors import CaptureTooLarge, UsageError
 from sonde.export import packed, strict_json
 from sonde.limits import common_length, cut
 from sonde.query import (
+    flame_boxes,
     stored,
     stored_charts,
     stored_memory,
@@ -27,6 +27,7 @@ from sonde.query import (
     stored_traces,
     stored_views,
 )
+from sonde.query.flame_boxes import Boxes
 from sonde.query.selection import Selection
 from sonde.query.stored_capture import MAX_ROWS
 from sonde.query.stored_flame import SHORT_CHARS, TEXTS_BYTES, UNKNOWN, FlameStacks
@@ -46,8 +47,6 @@ TEXT_CHARS = stored.TEXT_CHARS
 """Texts in an answer are cut to this length."""
 _ROWS_AT_ONCE = 256
 """Rows that are written as JSON together: the limits are checked between."""
-_TEXTS = ("name", "binary", "kind")
-"""Of a box of a flame graph."""
 _STACKS_AT_ONCE = 32
 """Stacks of a flame graph that are: each has up to a thousand numbers."""
 
@@ -114,51 +113,40 @@ def _tree(session: StoredSession, options: Options) -> dict[str, Any]:
     weight = "bytes" if options.selection.kind in MEMORY_KINDS else "ns"
     stacks = FlameStacks(session, options.selection)
     total = stored.totals(session, options.selection)
-    tree = stored_views.flame_tree_of(stacks, weight)
-    shown = tree["root"]["value"]
-    boxes = _boxes(tree["root"])
+    boxes = flame_boxes.merged_by_level(stacks, weight)
     _fit_texts(boxes)
-    _check_texts(boxes)
-    if options.form is Form.JSON:
-        # In one piece: some ms, as there are at most MAX_NODES boxes, whose texts are bounded.
-        tree["root"] = strict_json.Encoded(msgspec.json.encode(tree["root"]).decode())
-    return {"unit": weight, "total": total[weight], "not_shown": total[weight] - shown, **tree}
+    return {
+        "unit": weight,
+        "total": total[weight],
+        "not_shown": total[weight] - boxes.values[0],
+        "left_out": boxes.left_out,
+        # Written in one piece: there are at most MAX_NODES boxes, whose texts are bounded.
+        "root": strict_json.Encoded(boxes.as_json())
+        if options.form is Form.JSON
+        else boxes.nested(),
+    }
 
 
-def _boxes(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """A box and all boxes in it."""
-    boxes = [root]
-    for box in boxes:
-        boxes += box.get("children", ())
-    return boxes
-
-
-def _fit_texts(rows: list[dict[str, Any]]) -> None:
+def _fit_texts(boxes: Boxes) -> None:
     """Cut the longest texts of boxes, all to one length, until together they have TEXTS_BYTES: a
-    program that makes endless names must not keep its node's flame graphs from everybody."""
-    texts = {it: n for it, n in _texts_of(rows).items() if len(it) > SHORT_CHARS}
-    sizes = {it: len(it.encode("utf-8", "replace")) for it in texts}
-    if sum(sizes[it] * n for it, n in texts.items()) > TEXTS_BYTES:
-        each = [sizes[it] for it, n in texts.items() for _ in range(n)]
+    program that makes endless names must not keep its node's flame graphs from everybody. Raises
+    CaptureTooLarge where they are too long to write even so."""
+    counts: Counter[str] = Counter()
+    for texts, count in zip(boxes.texts, boxes.counts(), strict=True):
+        for text in texts:
+            counts[text] += count
+    sizes = {it: len(it.encode("utf-8", "replace")) for it in counts if len(it) > SHORT_CHARS}
+    if sum(size * counts[it] for it, size in sizes.items()) > TEXTS_BYTES:
+        each = [size for it, size in sizes.items() for _ in range(counts[it])]
         most = max(SHORT_CHARS, common_length(each, TEXTS_BYTES))
-        short = {it: cut(it, most) for it in texts}
-        for row in rows:
-            for name in _TEXTS:
-                if (value := row.get(name)) in short:
-                    row[name] = short[value]
-
-
-def _texts_of(rows: list[dict[str, Any]]) -> Counter[str]:
-    """How often boxes have each text: those of a function share its name."""
-    return Counter(row[name] for name in _TEXTS for row in rows if name in row)
-
-
-def _check_texts(boxes: list[dict[str, Any]]) -> None:
-    """Raises CaptureTooLarge where the texts of nested boxes are too long to write: `_Content`
-    would see it too late, as a box is encoded together with all boxes in it."""
+        short = {it: cut(it, most) for it in sizes}
+        boxes.texts = [
+            (short.get(name, name), short.get(binary, binary), short.get(kind, kind))
+            for name, binary, kind in boxes.texts
+        ]
     left_bytes = ANSWER_BYTES
-    for text, count in _texts_of(boxes).items():
-        left_bytes -= count * len(strict_json.dumps(text))
+    for texts, count in zip(boxes.texts, boxes.counts(), strict=True):
+        left_bytes -= count * sum(len(strict_json.dumps(text)) for text in texts)
         if left_bytes < 0:
             raise _too_large()
 
