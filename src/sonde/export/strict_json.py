@@ -14,6 +14,8 @@ from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from sonde.export.json_columns import Rows
 
@@ -78,11 +80,18 @@ def write_rows(write: Write, rows: Iterable[list[Any]]) -> None:
         comma = "["
         for some in rows:
             if some:
-                yield comma + dumps(some, separators=(",", ":"))[1:-1]
+                yield comma + _quickly(some)[1:-1]
                 comma = ","
         yield "]" if comma == "," else "[]"
 
     _write(write, texts())
+
+
+def _quickly(rows: list[Any]) -> str:
+    try:
+        return msgspec.json.encode(rows).decode()  # NaN and infinite numbers are null
+    except (TypeError, ValueError, OverflowError):  # numbers or texts that it does not write
+        return dumps(rows, separators=(",", ":"))
 
 
 def write_indented(write: Write, document: dict[str, Any]) -> None:

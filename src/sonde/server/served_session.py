@@ -14,7 +14,12 @@ from sonde.errors import CaptureError, CaptureTooLarge, SondeError, UsageError
 from sonde.query.schema import TABLES
 from sonde.query.selection import Selection
 from sonde.query.stored_capture import NothingStoredError
-from sonde.query.stored_session import QueryTimedOutError, StoredSession, UnreadableStoreError
+from sonde.query.stored_session import (
+    Engines,
+    QueryTimedOutError,
+    StoredSession,
+    UnreadableStoreError,
+)
 from sonde.server import children
 
 GOOD, BAD = b"+", b"-"
@@ -59,9 +64,10 @@ class ServedSession(StoredSession):
         spill: Path,
         most_s: float,
         computing: children.Children,
+        engines: Engines,
     ) -> None:
         """`most_s`: for what is computed in a child, outside of a `deadline`."""
-        super().__init__(allowed, files, memory_bytes, spill)
+        super().__init__(allowed, files, memory_bytes, spill, engines)
         self._folders = [str(one) for one in allowed], str(spill)
         self._memory_bytes, self._most_s = memory_bytes, most_s
         self._computing = computing

@@ -22,7 +22,7 @@ from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.ownership import only_ours
 from sonde.query.selection import Selection
-from sonde.query.stored_session import StoredSession
+from sonde.query.stored_session import Engines, StoredSession
 from sonde.server import chunk_bodies
 from sonde.server.children import Children
 from sonde.server.chunk_bodies import BodyLimits, BodyRefusedError, Framed
@@ -261,6 +261,7 @@ class Service:
         """By id of a token: of requests, of bytes."""
         self.damaged = DamagedFiles()
         self.children = Children()
+        self._engines = Engines()
         self.flusher: dict[str, object] = {}
         """The flusher's last report."""
         self._ended = threading.Event()
@@ -277,6 +278,7 @@ class Service:
         self._ended.set()
         self.wal.close()
         self.children.close()
+        self._engines.close()
         if self.shared:
             self.shared.close()
         child = self._child
@@ -452,6 +454,7 @@ class Service:
                 self.folder / "spill",
                 self.limits.query_s,
                 self.children,
+                self._engines,
             )
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error
