@@ -76,7 +76,7 @@ def test_one_that_cannot_be_made_ahead_is_made_when_it_is_asked_for(
         settled()
 
 
-def test_a_session_has_its_limits_whoever_made_its_database(tmp_path: Path) -> None:
+def test_a_session_has_its_limits_with_a_database_made_ahead(tmp_path: Path) -> None:
     engines = Engines()
     engines.take().close()
     settled()
