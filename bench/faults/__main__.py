@@ -105,7 +105,7 @@ def main() -> None:
     runs.add_argument("--out", type=Path, default=Path("build/faults.jsonl"))
     runs.add_argument(
         "--programs", type=Path, metavar="FILE.py",
-        help="faults and victims of others: a module with EVERY and start_victim, as sealed/",
+        help="faults and victims of others: a module with EVERY and start_victim (trial.Programs)",
     )  # fmt: skip
     runs.add_argument("--gpu", action="store_true", help="faults of programs on GPUs")
     on_gpu.add_arguments(runs)

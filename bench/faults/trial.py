@@ -119,14 +119,12 @@ def _run(trial: Trial, fault: Fault, stage: Stage, programs: Programs) -> None:
         fault.end(stage, trial.level)
     time.sleep(AFTER_S)
     trial.culprits = list(stage.culprits)
-    if trial.fault == "slow-file-system" and programs is OURS:
-        trial.culprits = [stage.helpers["files"].pid]
     trial.cast = stage.everybody()
     watching.set()
     watch.join(1)
     if stage.victim is not None and stage.victim.poll() is not None:
         trial.trouble = f"the victim ended: {stage.victim.returncode}"
-    if stage.helpers.get("client") is not None and programs is OURS:
+    if "latencies" in stage.values:
         latencies(trial, stage.answers())
         return
     steps = stage.steps()
@@ -164,6 +162,7 @@ def _start_victim(stage: Stage, kind: str, fault: str) -> None:
         stage.start_victim("read", str(path), kind.removeprefix("read-"))
     elif kind == "read-slow-files":
         stage.start_victim("read", str(stage.mount_slow_files()), "served")
+        stage.culprits = [stage.helpers["files"].pid]
     elif kind.startswith("serve"):
         backend = ""
         if kind == "serve-backend":
@@ -179,7 +178,7 @@ def _start_victim(stage: Stage, kind: str, fault: str) -> None:
         answers = str(stage.folder / "answers")
         client = stage.start("peers", "client", f"127.0.0.1:{PORT}", "40", answers, group="client")
         stage.helpers["client"] = client
-        stage.values["cpu"] = 0.3
+        stage.values |= {"cpu": 0.3, "latencies": True}  # the pace is by those of the client
     else:
         stage.start_victim(kind)
     if fault == "reclaim":

@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from sonde.errors import CaptureError, CaptureTooLarge
+from sonde.query.databases import Databases, database
 from sonde.query.schema import ADDED_LATER, TABLES
 from sonde.query.selection import SUMMED_TABLE, SUMS_VIEW
 
@@ -40,53 +41,6 @@ class UnreadableStoreError(CaptureError):
     """The engine cannot answer: a file may be damaged, or has just been removed."""
 
 
-class Engines:
-    """Databases in memory for questions, the next of which is made ahead: that takes 20 ms."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._made: list[duckdb.DuckDBPyConnection] = []
-        self._is_making = False
-
-    def take(self) -> duckdb.DuckDBPyConnection:
-        """A new one, and have another made."""
-        with self._lock:
-            found = self._made.pop() if self._made else None
-            starts, self._is_making = not self._is_making, True
-        if starts:
-            try:
-                threading.Thread(target=self._make, name="sonde-engine").start()
-            except RuntimeError:  # there is no room for a thread
-                self._is_making = False
-        return found or _engine()
-
-    def _make(self) -> None:
-        try:
-            with suppress(duckdb.Error):  # who asks next meets it, too
-                found = _engine()
-                with self._lock:
-                    self._made.append(found)
-        finally:
-            self._is_making = False
-
-    def close(self) -> None:
-        """Release what was made ahead."""
-        with self._lock:
-            while self._made:
-                self._made.pop().close()
-
-
-def _engine() -> duckdb.DuckDBPyConnection:
-    return duckdb.connect(
-        config={
-            "threads": 2,
-            "max_temp_directory_size": "2GiB",
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-        }
-    )
-
-
 class StoredSession:
     """DuckDB over the files that one question reads. Not thread-safe."""
 
@@ -96,12 +50,12 @@ class StoredSession:
         files: Mapping[str, Sequence[Path]],
         memory_bytes: int = 256 << 20,
         spill: Path | None = None,
-        engines: Engines | None = None,
+        databases: Databases | None = None,
     ) -> None:
         """`allowed`: the directories of the tenant; `files`: by table, those that the question may
         have to read; `spill`: a directory for what does not fit into memory, None for none;
-        `engines`: where databases are made ahead."""
-        self._connection = engines.take() if engines is not None else _engine()
+        `databases`: where they are made ahead."""
+        self._connection = databases.take() if databases is not None else database()
         self._connection.execute(f"SET memory_limit = '{memory_bytes >> 10}KiB'")
         self._connection.execute(f"SET temp_directory = {_literal(spill) if spill else repr('')}")
         self.rows_left_out = 0

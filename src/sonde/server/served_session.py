@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sonde.errors import CaptureError, CaptureTooLarge, SondeError, UsageError
+from sonde.query.databases import Databases
 from sonde.query.schema import TABLES
 from sonde.query.selection import Selection
 from sonde.query.stored_capture import NothingStoredError
 from sonde.query.stored_session import (
-    Engines,
     QueryTimedOutError,
     StoredSession,
     UnreadableStoreError,
@@ -64,10 +64,10 @@ class ServedSession(StoredSession):
         spill: Path,
         most_s: float,
         computing: children.Children,
-        engines: Engines,
+        databases: Databases,
     ) -> None:
         """`most_s`: for what is computed in a child, outside of a `deadline`."""
-        super().__init__(allowed, files, memory_bytes, spill, engines)
+        super().__init__(allowed, files, memory_bytes, spill, databases)
         self._folders = [str(one) for one in allowed], str(spill)
         self._memory_bytes, self._most_s = memory_bytes, most_s
         self._computing = computing

@@ -21,8 +21,9 @@ from typing import Any, NoReturn, Protocol
 from sonde import interpreter
 from sonde.errors import CaptureError, SinkError, UsageError
 from sonde.ownership import only_ours
+from sonde.query.databases import Databases
 from sonde.query.selection import Selection
-from sonde.query.stored_session import Engines, StoredSession
+from sonde.query.stored_session import StoredSession
 from sonde.server import chunk_bodies
 from sonde.server.children import Children
 from sonde.server.chunk_bodies import BodyLimits, BodyRefusedError, Framed
@@ -261,7 +262,7 @@ class Service:
         """By id of a token: of requests, of bytes."""
         self.damaged = DamagedFiles()
         self.children = Children()
-        self._engines = Engines()
+        self._databases = Databases()
         self.flusher: dict[str, object] = {}
         """The flusher's last report."""
         self._ended = threading.Event()
@@ -278,7 +279,7 @@ class Service:
         self._ended.set()
         self.wal.close()
         self.children.close()
-        self._engines.close()
+        self._databases.close()
         if self.shared:
             self.shared.close()
         child = self._child
@@ -454,7 +455,7 @@ class Service:
                 self.folder / "spill",
                 self.limits.query_s,
                 self.children,
-                self._engines,
+                self._databases,
             )
         except OSError as error:
             raise CaptureError(f"the store cannot be read: {error}", "try again") from error

@@ -10,13 +10,14 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sonde.query import stored_session
-from sonde.query.stored_session import Engines, StoredSession
+from sonde.query import databases
+from sonde.query.databases import Databases
+from sonde.query.stored_session import StoredSession
 
 
 def settled() -> None:
     until_s = time.monotonic() + 10
-    while any(it.name == "sonde-engine" for it in threading.enumerate()):
+    while any(it.name == "sonde-database" for it in threading.enumerate()):
         assert time.monotonic() < until_s
         time.sleep(0.005)
 
@@ -25,21 +26,21 @@ def settled() -> None:
 def made(monkeypatch: pytest.MonkeyPatch) -> list[duckdb.DuckDBPyConnection]:
     """Those that were made, in order."""
     found: list[duckdb.DuckDBPyConnection] = []
-    make = stored_session._engine
+    make = databases.database
 
     def noted() -> duckdb.DuckDBPyConnection:
         found.append(make())
         return found[-1]
 
-    monkeypatch.setattr(stored_session, "_engine", noted)
+    monkeypatch.setattr(databases, "database", noted)
     return found
 
 
 def test_the_next_is_made_while_one_is_used(made: list[duckdb.DuckDBPyConnection]) -> None:
-    engines = Engines()
+    ahead = Databases()
     taken = []
     for _ in range(3):
-        taken.append(engines.take())
+        taken.append(ahead.take())
         settled()
     assert len({id(it) for it in taken}) == 3
     assert len(made) == 4  # one is ready
@@ -47,40 +48,40 @@ def test_the_next_is_made_while_one_is_used(made: list[duckdb.DuckDBPyConnection
     taken[0].execute("CREATE TABLE t AS SELECT 1")
     with pytest.raises(duckdb.CatalogException):
         taken[1].execute("SELECT * FROM t")
-    engines.close()
+    ahead.close()
 
 
 def test_those_who_ask_at_once_wait_for_nobody(made: list[duckdb.DuckDBPyConnection]) -> None:
-    engines = Engines()
-    taken = [engines.take() for _ in range(4)]
+    ahead = Databases()
+    taken = [ahead.take() for _ in range(4)]
     settled()
     assert len({id(it) for it in taken}) == 4
     assert len(made) <= 8
-    engines.close()
+    ahead.close()
 
 
 def test_one_that_cannot_be_made_ahead_is_made_when_it_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engines = Engines()
-    make = stored_session._engine
+    ahead = Databases()
+    make = databases.database
 
     def only_for_a_question() -> duckdb.DuckDBPyConnection:
-        if threading.current_thread().name == "sonde-engine":
+        if threading.current_thread().name == "sonde-database":
             raise duckdb.OutOfMemoryException("no room")
         return make()
 
-    monkeypatch.setattr(stored_session, "_engine", only_for_a_question)
+    monkeypatch.setattr(databases, "database", only_for_a_question)
     for _ in range(2):
-        assert engines.take().execute("SELECT 1").fetchone() == (1,)
+        assert ahead.take().execute("SELECT 1").fetchone() == (1,)
         settled()
 
 
 def test_a_session_has_its_limits_with_a_database_made_ahead(tmp_path: Path) -> None:
-    engines = Engines()
-    engines.take().close()
+    ahead = Databases()
+    ahead.take().close()
     settled()
-    session = StoredSession(tmp_path, {}, 100 << 20, tmp_path / "spill", engines)
+    session = StoredSession(tmp_path, {}, 100 << 20, tmp_path / "spill", ahead)
     settings = "SELECT current_setting('memory_limit'), current_setting('temp_directory')"
     assert session._connection.execute(settings).fetchone() == (
         "100.0 MiB",
@@ -92,4 +93,4 @@ def test_a_session_has_its_limits_with_a_database_made_ahead(tmp_path: Path) -> 
         session._connection.execute("SET memory_limit = '1GB'")
     session.close()
     settled()
-    engines.close()
+    ahead.close()
